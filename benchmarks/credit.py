@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from common import environment
 from datasets import Dataset
@@ -51,8 +52,8 @@ CLAUSES = {  # core, when, why, feeling, question: the same seven facts in 10, 2
         ". so what do you think, should i {question}?",
     ),
 }
+EPISODES = {10: 1280, 20: 2560, 40: 1280}
 SETTINGS: dict[str, Any] = dict(
-    total_episodes=2560,
     per_device_train_batch_size=128,
     num_generations=4,
     num_ppo_epochs=1,
@@ -196,7 +197,7 @@ def run(given: dict[str, Any], words: int, where: str, estimator: str, seed: int
     "What a run from the start of this length was, and what was seen of it."
     begun = time.process_time()
     settings = QUIET | SETTINGS | ESTIMATORS[estimator]
-    settings |= dict(seed=seed, response_length=words * 3 // 2)
+    settings |= dict(total_episodes=EPISODES[words], response_length=words * 3 // 2, seed=seed)
     trainer = Kept(
         PPOConfig(tempfile.mkdtemp(), **settings),
         given["tokenizer"],
@@ -234,23 +235,33 @@ def cells(lengths: list[int], seeds: list[int]) -> list[tuple[int, str, str, int
     for words in lengths:
         compared = every if words == 20 else ["critic, lambda 0.95"]
         pairs = [(x, y) for y in compared for x in ("at the end", "where earned")]
-        pairs.append(("at the end", "RLOO"))
         if words == 20:
-            pairs.append(("each mention", "critic, lambda 0.95"))
+            pairs += [("at the end", "RLOO"), ("each mention", "critic, lambda 0.95")]
         made += [(words, *pair, seed) for seed in seeds for pair in pairs]
     return made
 
 
+def show(runs: list[dict]) -> None:
+    "Means over the seeds: gold of the last three updates, noise of the first gradient."
+    frame = pd.DataFrame(runs)
+    frame["final"] = [sum(x[-3:]) / 3 for x in frame.gold]
+    index = ["words", "estimator", "where"]
+    print(frame.pivot_table(["final", "noise"], index, aggfunc=["mean", "count"], sort=False))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--lengths", type=int, nargs="+", default=[20, 40, 10])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[20, 10, 40])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--under_load", action="store_true", help="say that other work ran beside")
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--show", action="store_true", help="print what the file has, run nothing")
     args = parser.parse_args()
     torch.set_num_threads(1)
     kept = json.loads(args.output.read_text()) if args.output.exists() else {}
     runs = kept.get("runs", [])
+    if args.show:
+        return show(runs)
     done = {(x["words"], x["where"], x["estimator"], x["seed"]) for x in runs}
     starts: dict[int, dict[str, Any]] = {}
     for cell in cells(args.lengths, args.seeds):
@@ -261,7 +272,7 @@ def main() -> None:
         found = run(starts[words], words, *rest)
         runs.append({name: rounded(x) for name, x in found.items()})
         print(*cell, [round(x, 2) for x in found["gold"][::4]], round(found["seconds"]), flush=True)
-        what = dict(settings=SETTINGS, estimators=ESTIMATORS, batches=BATCHES)
+        what = dict(episodes=EPISODES, settings=SETTINGS, estimators=ESTIMATORS, batches=BATCHES)
         lines = ",\n".join(json.dumps(x) for x in runs)
         head = json.dumps(dict(environment=environment(args.under_load), **what))
         args.output.write_text(f'{head[:-1]},\n"runs": [\n{lines}\n]}}\n')
