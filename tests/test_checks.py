@@ -197,7 +197,7 @@ RECIPE = """
 from rlhf_nb.exercises.draw import normal
 from rlhf_nb.exercises.engine import Exercise
 
-PAGE = "99_recipe"
+PAGE = "recipe"
 
 
 def my_twice(x):
