@@ -1,5 +1,5 @@
 """Rewards of tokens and steps: where they land, and what becomes of them, against loops in numpy.
-Five wrong programs are kept, and each must differ from the loops."""
+Six wrong programs are kept, and each must differ from the loops."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from rlhf_nb import replay
 from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.preflight import LADDER, preflight
 from rlhf_nb.encoding import token_spans
+from rlhf_nb.gae import gae
 from rlhf_nb.masks import last_token, on_tokens, score_sums
 from rlhf_nb.models import train_bpe_tokenizer
 from rlhf_nb.ppo import Objective, estimate_advantages, final_scores, update_metrics
@@ -336,7 +337,83 @@ def test_one_ratio_for_a_response_and_steps_are_refused():
         computed(some_rollout(0), cfg)
 
 
-# ---- Five wrong programs ----
+# ---- The same gradient on average ----
+
+STOP, LONGEST = 2, 3  # of a vocabulary a, b, stop
+
+
+def every_answer() -> tuple[torch.Tensor, torch.Tensor]:
+    "Ids and mask of all answers, each of which ends at its stop token or is cut off."
+    open_, ended = [[]], []
+    for _ in range(LONGEST):
+        longer = [[*x, token] for x in open_ for token in range(STOP + 1)]
+        ended += [x for x in longer if x[-1] == STOP]
+        open_ = [x for x in longer if x[-1] != STOP]
+    answers = ended + open_
+    mask = torch.arange(LONGEST) < torch.tensor([len(x) for x in answers])[:, None]
+    return torch.tensor([x + [0] * (LONGEST - len(x)) for x in answers]), mask
+
+
+def worth(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    "[B, T] what each answer is worth up to each token, by the tokens up to there alone."
+    table = torch.tensor([0.5, 2.0, -1.0], dtype=torch.float64)
+    twice = (ids[:, :, None] == ids[:, None, :]).tril(-1).any(2)  # that was there before
+    return torch.where(mask, table[ids] * ~twice + 0.3 * twice, 0.0).cumsum(1)
+
+
+def policy_of_before() -> tuple[torch.Tensor, torch.Tensor]:
+    "Logits by position and the token before; log-probs [B, T] of all answers."
+    ids, mask = every_answer()
+    before = torch.cat([torch.full_like(ids[:, :1], STOP), ids[:, :-1]], 1)
+    logits = torch.randn(LONGEST, 3, 3, generator=torch.Generator().manual_seed(0)).double()
+    logits.requires_grad_()
+    each = logits[torch.arange(LONGEST), before].log_softmax(-1)
+    return logits, each.gather(2, ids[:, :, None])[:, :, 0] * mask
+
+
+def mean_gradient(scores: torch.Tensor) -> torch.Tensor:
+    "Of what each token is to earn from itself on, over all that the policy may write."
+    (logits, logprobs), (_, mask) = policy_of_before(), every_answer()
+    chance = logprobs.sum(1).exp().detach()
+    rewards, _ = rlhf_nb.shaping.shape_rewards(scores, torch.zeros_like(logprobs), mask, 0.0)
+    advantages = gae(rewards, torch.zeros_like(rewards), mask, gamma=1.0, lam=1.0)
+    (chance * (advantages * logprobs).sum(1)).sum().backward()
+    return logits.grad
+
+
+def true_gradient() -> torch.Tensor:
+    "Of the expected worth of an answer."
+    logits, logprobs = policy_of_before()
+    chance = logprobs.sum(1).exp()
+    assert_allclose(chance.sum().item(), 1.0)
+    (chance * earned().sum(1)).sum().backward()
+    return logits.grad
+
+
+def earned() -> torch.Tensor:
+    "[B, T] what each token adds."
+    ids, mask = every_answer()
+    so_far = worth(ids, mask)
+    return torch.diff(so_far, dim=1, prepend=torch.zeros_like(so_far[:, :1])) * mask
+
+
+def check_gradients() -> None:
+    for scores in (earned(), earned().sum(1)):
+        assert_allclose(mean_gradient(scores), true_gradient(), atol=1e-12)
+
+
+def test_rewards_of_tokens_have_the_gradient_of_their_sum():
+    """By enumeration. Catches: a reward paid one token early, whose sums are all right. What a token
+    earns may not depend on what comes after it."""
+    check_gradients()
+    whole, ahead = earned().sum(1), torch.zeros_like(earned())
+    ahead[:, 0] = whole  # the first token is paid for all of them
+    assert (mean_gradient(ahead) - true_gradient()).abs().max() > 0.1
+    assert_allclose(mean_gradient(ahead)[0], true_gradient()[0], atol=1e-12)
+    assert not mean_gradient(ahead)[1:].any()  # no other token learns
+
+
+# ---- Six wrong programs ----
 
 
 def late(scores, mask, none=0.0):
@@ -356,6 +433,12 @@ def twice(scores, mask, none=0.0):
     "The sum once more, on the last token."
     whole = right_on_tokens(scores, mask, none)
     return whole + torch.where(last_token(mask), score_sums(scores)[:, None], 0.0)
+
+
+def one_early(scores, mask, none=0.0):
+    "A token is paid for the one after it; the first keeps its own."
+    whole = right_on_tokens(scores, mask, none)
+    return torch.cat([whole[:, :1] + whole[:, 1:2], whole[:, 2:], whole[:, :1] * 0], 1)
 
 
 def per_token(self, x, mask=None):
@@ -378,6 +461,7 @@ WRONG = {
     "one slot late": (rlhf_nb.shaping, "on_tokens", late, check_numbers),
     "paid on padding": (rlhf_nb.ppo, "shape_rewards", on_padding, check_numbers),
     "off by one in a character": (rlhf_nb.reward, "token_spans", early, check_landing),
+    "paid one token early": (rlhf_nb.shaping, "on_tokens", one_early, check_gradients),
     "the sum counted twice": (rlhf_nb.shaping, "on_tokens", twice, check_numbers),
     "normalised per token": (RunningMoments, "normalize", per_token, check_numbers),
 }
