@@ -5,9 +5,8 @@
 
 The mini world's posts and facts, told in about 10, 20 or 40 words. For each length one policy is
 fine-tuned on writers who leave out most of what they need not tell; then PPO trains it with both
-rewards: at 20 words by every estimator, at 10 and 40 with lambda 0.95 and half as many updates. The
-kept file has 10 and 20 words; `--lengths 40` adds the rest. Runs that the file has are not run
-again. One thread, 20 to 40 seconds of a 2 GHz core each.
+rewards: at 20 words by every estimator, at 10 and 40 with lambda 0.95 and half as many updates.
+Runs that the file has are not run again. One thread, 20 to 40 seconds of a 2 GHz core each.
 """
 
 from __future__ import annotations
@@ -252,7 +251,7 @@ def show(runs: list[dict]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--lengths", type=int, nargs="+", default=[20, 10])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[20, 10, 40])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--under_load", action="store_true", help="say that other work ran beside")
     parser.add_argument("--output", type=Path, required=True)
