@@ -5,6 +5,7 @@
     python benchmarks/real_model.py --pairs runs/smollm2/pairs  # comparisons, labelled with noise
     rlhf-nb reward --config smollm2_learnt.yaml                 # a reward model that learns them
     python benchmarks/real_model.py --reward learnt             # reward by that model, seeds 0 to 2
+    python benchmarks/real_model.py --profile                   # where the seconds of an update go
     python benchmarks/real_model.py --show                      # tables of what is kept
 
 The settings are those of the recipes smollm2_positive.yaml and smollm2_learnt.yaml. Each policy is
@@ -20,9 +21,11 @@ import json
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
+from common import environment, rate
 from datasets import DatasetDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -155,6 +158,71 @@ def run(
     )
 
 
+def profile_update() -> dict[str, Any]:
+    """Seconds of one update of the recipe, by phase and (slowed down by the profiler) by kind of
+    operation, and the least that its matrix products can take: the layers below the adapters once
+    for each token, those with adapters forward for old log-probs and for the reference and, in each
+    epoch, forward and back to their inputs; the head likewise on the tokens of the response; and
+    what the sampler reads. At the rate of one large product."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["--config", RECIPES["rule"], "--output_dir", folder, "--save_rollouts", "false"]
+        trainer = trainer_of(*ppo_parser().settings([*words, "--report_to", "none"]))
+        prompts = iter(trainer.get_train_dataloader())
+        trainer.step(next(prompts))  # to warm up
+        phases: dict[str, float] = {}
+
+        def step(batch: Any) -> Rollout:
+            r = batch
+            for name in ("rollout", "score", "advantages", "update"):
+                begun = time.perf_counter()
+                made = getattr(trainer, name)(r)
+                phases[name] = time.perf_counter() - begun
+                r = made if isinstance(made, Rollout) else r
+            return r
+
+        r = step(next(prompts))
+        seconds = dict(phases)
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            step(next(prompts))
+    model = trainer.policy.get_base_model()
+    layers = [
+        sum(x.weight.numel() for n, x in layer.named_modules() if n.endswith("_proj"))
+        for layer in model.model.layers
+    ]
+    epochs = trainer.args.num_ppo_epochs
+    real, said = int(r.prompt_mask.sum() + r.mask.sum()), int(r.mask.sum())
+    passes = 2 + 2 * epochs  # old, reference; forward and back
+    trained = 2 * real * (sum(layers[:18]) + passes * sum(layers[18:]))
+    head = 2 * said * passes * model.lm_head.weight.numel()
+    sampled = 2 * (real * sum(layers) + said * model.lm_head.weight.numel())
+    rate_of = rate([[real, model.config.hidden_size, model.config.intermediate_size]], 2.0)
+    kinds: dict[str, float] = {}
+    for event in seen.key_averages():
+        name = event.key.removeprefix("aten::")
+        kind = (
+            "matrix products"
+            if name in ("mm", "addmm", "bmm", "baddbmm")
+            else "attention"
+            if "attention" in name
+            else "the rest"
+        )
+        kinds[kind] = kinds.get(kind, 0.0) + event.self_cpu_time_total / 1e6
+    return dict(
+        environment=environment(False),
+        tokens=dict(real=real, response=said),
+        seconds={name: round(x, 2) for name, x in seconds.items()},
+        profiled={name: round(x, 2) for name, x in kinds.items()},
+        floor={
+            "sampling": round(sampled / rate_of, 2),
+            "log-probs and update": round((trained + head) / rate_of, 2),
+        },
+        gflops_a_second=round(rate_of / 1e9, 1),
+        threads=torch.get_num_threads(),
+    )
+
+
 def table(kept: dict) -> pd.DataFrame:
     "A line for each run."
     lines = {}
@@ -181,6 +249,7 @@ def main() -> None:
     parser.add_argument("--kl_coef", type=float, help="default: the recipe's")
     parser.add_argument("--pairs", type=Path, help="sample comparisons into this folder, no more")
     parser.add_argument("--output", type=Path, default=KEPT)
+    parser.add_argument("--profile", action="store_true", help="one update, no run")
     parser.add_argument("--show", action="store_true", help="print what is kept, run nothing")
     asked, words = parser.parse_known_args()
     if asked.pairs is not None:
@@ -188,6 +257,11 @@ def main() -> None:
     kept = dict(before=None, runs={})
     if asked.output.exists():
         kept = json.loads(asked.output.read_text())
+    if asked.profile:
+        kept["profile"] = profile_update()
+        print(json.dumps(kept["profile"], indent=1))
+        asked.output.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+        return None
     for seed in [] if asked.show else asked.seeds:
         if asked.reward == "learnt":
             kept["reward_model"] = learnt()
