@@ -327,6 +327,22 @@ def test_every_control_of_a_file_is_answered(files: dict[str, Path], read: Calla
     assert not (told := file.body.dead()), told
 
 
+# catches: a control, or a box that scrolls and so cuts a line, on paper; a picture on another page
+# than its caption
+@pytest.mark.parametrize("kind", ["rollout", "report"])
+def test_a_file_on_paper(files: dict[str, Path], read: Callable, kind: str):
+    file = read(files[kind])
+    file.press("t")
+    file.page.emulate_media(media="print")
+    shown = "all => all.filter(e => e.offsetHeight).map(e => e.outerHTML.slice(0, 200))"
+    assert not file.page.locator("main :is(button, select, input, nav)").evaluate_all(shown)
+    cut = """all => all.filter(e => e.offsetHeight && getComputedStyle(e).overflow !== 'visible'
+        && (e.scrollHeight > e.clientHeight + 1 || e.scrollWidth > e.clientWidth + 1)).map(e => e.className)"""
+    assert not file.page.locator("main *").evaluate_all(cut)
+    whole = "all => all.filter(e => getComputedStyle(e).breakInside !== 'avoid').length"
+    assert not file.page.locator("main :is(tr, figure)").evaluate_all(whole)
+
+
 # catches: pale ink, a table without headers, a field without a label, a page that is wider than a
 # narrow window
 @ONE_OF_EACH
@@ -935,7 +951,7 @@ def test_groups_of_one_prompt(tmp_path: Path, read: Callable):
     ):
         file.page.get_by_label("Sort by").select_option(key)
         assert file.listed() == wanted  # a group is together
-    assert "group +3.00 ± 2.65" in file.text(".rows [data-id='0']")
+    assert "group +3.00 ± 2.65" in (file.page.text_content(".rows [data-id='0']") or "")
     file = read(view(rollout(2, 5)).save_html(tmp_path / "alone.html"))
     assert not file.page.locator(".group").count() and "group" not in file.text(".side")
 

@@ -215,9 +215,18 @@ const SETTINGS = [
 const PANELS = { table: "All signals", what: "What if", same: "Same prompt", plot: "Plot", keys: "Keys and words" };
 const LETTERS = { t: "table", w: "what", g: "same", s: "plot", "?": "keys" };
 const SPECIAL = /^\s*(<[^<>\s]+>|\[[A-Z_]+\])\s*$/;  // <eos>, </s>, <|endoftext|>, [SEP]
-const SIGHT = 14;  // lines of the list that are drawn before the first picture, after the chosen one
+const SIGHT = 14;  // lines of list and table that are drawn before the first picture, of the list after the chosen one
 const UNFILTERED = { find: "", only: "all" };  // so that an episode that is gone to is in the list
 const LISTING = ["sort", "down", "find", "only", "above"];
+// What is in sight first, so that a key is answered at once; the others when the picture stands.
+const inSight = (box, all, sight, draw, then = () => {}) => {
+  const rest = [...all], lines = count => rest.splice(0, count).map(draw);
+  box.replaceChildren(...lines(sight));
+  const drawRest = () => { if (box.rest === rest && rest.length) { box.append(...lines(rest.length)); then(); } };
+  box.rest = rest;
+  requestAnimationFrame(() => setTimeout(drawRest, 30));
+  return drawRest;
+};
 let made = 0;  // views on this page, so that each has ids of its own
 
 export const reader = (root, source) => {
@@ -229,7 +238,7 @@ export const reader = (root, source) => {
     find: "", only: "all", above: 0, recipe: null, panel: "", seen: "after", plain: false, beneath: [],
     ...first && jump(first), ...source.place,
   };
-  let pack = null, list = [], turn = 0, waiting = 0, drawRest = () => {};
+  let pack = null, list = [], turn = 0, drawRest = () => {};
   root.classList.add("rlhf", "reader");
   const pressed = root.querySelector(".bar > button:focus")?.textContent;  // which had this page drawn anew
   root.replaceChildren();
@@ -359,13 +368,7 @@ export const reader = (root, source) => {
     count.textContent = (list.length ? `${list.length} of ${all}` : "No episode is left.")
       + (pack.groups.length ? `; ${pack.groups.length} groups of one prompt, ${alike || "none"} with equal scores (=)` : "");
     const scale = pack.scales.score ??= scaleOf([pack.rows.map(row => row.score)]);
-    // What is in sight first, so that a key is answered at once; the others when the picture stands.
-    const rest = [...list], sight = list.findIndex(row => row.id === at.row) + SIGHT;
-    const lines = count => rest.splice(0, count).map(row => lineOf(row, scale));
-    rows.replaceChildren(...lines(sight));
-    drawRest = () => rows.append(...lines(rest.length));
-    clearTimeout(waiting);
-    waiting = setTimeout(drawRest, 60);
+    drawRest = inSight(rows, list, list.findIndex(row => row.id === at.row) + SIGHT, row => lineOf(row, scale));
   };
   const lineOf = (row, scale) => {
     const line = make("li", { role: "option", id: `${name}row${row.id}`, onclick: () => go({ row: row.id }) });
@@ -621,7 +624,7 @@ export const reader = (root, source) => {
   const point = (token, its) => {  // the same token in text and table
     const lines = [...panel.querySelectorAll("tbody tr")], wide = panel.querySelector(".wide");
     root.querySelectorAll(".here").forEach(one => one.classList.remove("here"));
-    if (!lines.length || !text.contains(token)) return;
+    if (!lines[its.to - 1] || !text.contains(token)) return;
     for (const t of within(its)) lines[t].classList.add("here");
     token.classList.add("here");
     const top = lines[its.from].offsetTop - wide.firstChild.tHead.offsetHeight;
@@ -647,15 +650,17 @@ export const reader = (root, source) => {
     const table = make("table", { parent: wide }), head = make("tr", { parent: make("thead", { parent: table }) });
     make("th", { parent: head, text: "token", scope: "col" });
     for (const key of names) make("th", { parent: head, text: nameOf(key), title: key, scope: "col" });
-    const lines = make("tbody", { parent: table }), scales = names.map(key => scaleFor(pack, key));
-    boxesOf(row.pieces).forEach((its, i) => within(its).forEach((t, part) => {
-      const line = make("tr", { parent: lines, onclick: () => toToken(i), onmouseenter: () => point(tokensOf()[i], its) });
+    const scales = names.map(key => scaleFor(pack, key)), lineOf = ([its, i, t, part]) => {
+      const line = make("tr", { onclick: () => toToken(i), onmouseenter: () => point(tokensOf()[i], its) });
       make("bdi", { parent: make("th", { parent: line, text: `${t + 1} `, scope: "row" }), text: part ? "·" : named(its.text.trim() || its.text) });
       names.forEach((key, k) => {
         const x = row.signals[key][t];
         make("td", { parent: line, text: shown(x), title: exact(x) }).style.backgroundColor = tint(x, scales[k]);
       });
-    }));
+      return line;
+    };
+    const lines = boxesOf(row.pieces).flatMap((its, i) => within(its).map((t, part) => [its, i, t, part]));
+    inSight(make("tbody", { parent: table }), lines, SIGHT, lineOf, () => focused()?.onfocus?.());
   };
   const drawKeys = () => {
     const kept = make("dl", { parent: panel });
