@@ -71,9 +71,9 @@ def episode_markup(shown: Shown, episode: int, signal: str = "", fold: bool = Fa
     rollout, signals = shown.rollout, shown.signals(episode)
     strip = token_strip(tokens := episode_tokens(rollout, episode))
     if signal:
-        most = shown.full_colour(signal)
-        name = signal + "; 99 % of this update is paler" * bool(most)
-        strip = token_strips(tokens, {signal: signals[signal]}, name=name, vmax=most)
+        pale, full = shown.scale(signal)
+        name = signal + "; 99 % of this update is paler" * (full is not None)
+        strip = token_strips(tokens, {signal: signals[signal]}, name=name, vmax=full, pale=pale)
     table = str(signal_table(tokens, **signals)) if signals else ""
     if table and fold:
         table = element("details", element("summary", "All signals"), table)
