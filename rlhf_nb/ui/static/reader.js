@@ -568,8 +568,8 @@ export const reader = (root, source) => {
       button(box, text, () => alongGroup(by), { ariaLabel: said, title: said });
   };
   const alongGroup = by => {
-    const row = current(), group = row?.group ?? [];
-    if (group.length > 1) go({ row: group[(group.indexOf(row) + by + group.length) % group.length].id, ...UNFILTERED });
+    const row = current();
+    if (row?.group.length > 1) go({ row: beside(row.group, row, by).id, ...UNFILTERED });
   };
   const drawLegend = (names, strips) => {
     const scaled = (key, more) => {
@@ -849,7 +849,7 @@ export const reader = (root, source) => {
       const box = svg.getBoundingClientRect(), x = (e.clientX - box.left) / box.width * svg.viewBox.baseVal.width;
       return lines[0].points[nearest(corners[0].map(corner => corner.x), x)][0];
     };
-    const steps = source.updates.map((one, i) => [i, one]).filter(([, one]) => !one.run);
+    const steps = [...source.updates.entries()].filter(([, one]) => !one.run);
     svg.onmousemove = e => put(pointed(e));
     svg.onmouseleave = () => put(source.updates[at.update].update);
     svg.onclick = e => go({ update: steps[nearest(steps.map(([, one]) => one.update), pointed(e))][0] });
@@ -914,14 +914,9 @@ export const reader = (root, source) => {
     ...(key === "what" && basis() && !["rewards", "advantages", "returns"].includes(at.signal) ? { signal: "advantages" } : {}),
   });
   const relist = changes => go("sort" in changes || "down" in changes ? { ...changes, row: -1 } : changes);
-  const stepBy = by => {
-    const place = list.findIndex(row => row.id === at.row);
-    if (list.length) go({ row: list[(place + by + list.length) % list.length].id });
-  };
-  const turnBy = by => {
-    const own = source.updates.map((one, i) => [i, one]).filter(([, one]) => !one.run).map(([i]) => i);
-    go({ update: own[(own.indexOf(at.update) + by + own.length) % own.length] });
-  };
+  const beside = (all, here, by) => all[(all.indexOf(here) + by + all.length) % all.length];
+  const stepBy = by => { if (list.length) go({ row: beside(list, current(), by).id }); };
+  const turnBy = by => go({ update: beside([...source.updates.keys()].filter(i => !source.updates[i].run), at.update, by) });
   root.addEventListener("keydown", e => {
     const on = e.target, typing = /^(INPUT|SELECT|TEXTAREA)$/.test(on.tagName);
     if (e.ctrlKey || e.metaKey || e.altKey || e.defaultPrevented) return;
