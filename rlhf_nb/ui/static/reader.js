@@ -26,6 +26,14 @@ const make = (tag, { parent, text, ...more } = {}) => {
 const counted = (row, pack) => `${row.length} ${row.length === 1 ? pack.unit.slice(0, -1) : pack.unit}`;
 const ending = row => row.stopped === null ? "" : row.stopped ? "stopped by itself" : "cut off";
 const number = x => make("span", { text: shown(x), title: exact(x) });
+const placeBubble = (bubble, token) => {  // below it, or above where the window ends
+  bubble.hidden = false;
+  const box = token.getBoundingClientRect(), base = bubble.offsetParent.getBoundingClientRect();
+  const left = Math.max(0, Math.min(box.left - base.left, base.width - bubble.offsetWidth));
+  const below = box.bottom + bubble.offsetHeight + 8 <= innerHeight;
+  const top = below ? box.bottom + 4 : box.top - bubble.offsetHeight - 4;
+  Object.assign(bubble.style, { left: `${left}px`, top: `${top - base.top}px` });
+};
 const spaced = (parent, ...facts) => parent.append(...facts.filter(Boolean).flatMap((fact, i) => i ? [" · ", fact].flat() : fact));
 
 // ---- Colours: one scale for an update, so that answers can be compared and one outlier bleaches none ----
@@ -412,12 +420,7 @@ export const reader = (root, source) => {
           + (key.endsWith("logprobs") ? ` (${percent(Math.exp(x[t]))} %)` : ""));
       about.append(`${all.length > 1 ? ` (part ${k + 1} of ${all.length})` : ""} token ${t + 1}: ${line.join(" · ")}`);
     });
-    bubble.hidden = false;
-    const box = token.getBoundingClientRect(), base = root.getBoundingClientRect();
-    const left = Math.max(0, Math.min(box.left - base.left, base.width - bubble.offsetWidth));
-    const below = box.bottom + bubble.offsetHeight + 8 <= innerHeight;
-    const top = below ? box.bottom + 4 : box.top - bubble.offsetHeight - 4;
-    Object.assign(bubble.style, { left: `${left}px`, top: `${top - base.top}px` });
+    placeBubble(bubble, token);
   };
   const hush = () => { bubble.hidden = true; };
   const running = (box, row, numbers, scale, marks, other, boxes = boxesOf(row.pieces), strips = []) => {
