@@ -264,13 +264,14 @@ def test_it_reads_without_a_kernel(asked):
     underscores"""
     explorer, _ = asked
     bundle = explorer._repr_mimebundle_()
-    assert bundle["text/html"] == "<p>steps 4 · kind k1 · on True</p><p>4 k1 True</p>"
+    assert bundle["text/html"].endswith(
+        "</style><p>steps 4 · kind k1 · on True</p><p>4 k1 True</p></div>"
+    )
     assert bundle["text/plain"] == "Explorer(steps 4 · kind k1 · on True)"
     assert bundle[WIDGET]["model_id"] == explorer.box.model_id
     explorer.controls["steps"].value = 8
-    assert (
-        explorer._repr_mimebundle_()["text/html"]
-        == "<p>steps 8 · kind k1 · on True</p><p>8 k1 True</p>"
+    assert explorer._repr_mimebundle_()["text/html"].endswith(
+        "<p>steps 8 · kind k1 · on True</p><p>8 k1 True</p></div>"
     )
     two = Explorer(lambda kl_coef: "", kl_coef=(0.0, 1.0, 0.5))._repr_mimebundle_(
         include=None, exclude=None
@@ -281,8 +282,12 @@ def test_it_reads_without_a_kernel(asked):
 def test_a_state_in_words_is_escaped():
     explorer = Explorer(lambda who: "<em>view</em>", who=[NASTY, "b"])
     shown = explorer._repr_mimebundle_()["text/html"]
-    assert "<script" not in shown and "&lt;script&gt;" in shown and shown.endswith("<em>view</em>")
-    assert [tag for tag, _ in Reader(shown).seen] == ["p", "em"]
+    assert (
+        "<script" not in shown
+        and "&lt;script&gt;" in shown
+        and shown.endswith("<em>view</em></div>")
+    )
+    assert [tag for tag, _ in Reader(shown).seen] == ["div", "style", "p", "em"]
 
 
 # ---- The frame ----
@@ -357,7 +362,7 @@ def test_a_state_that_there_is_not(wrong):
 
 def test_title_and_question_are_escaped(framed):
     kept = framed[0]._repr_mimebundle_()["text/html"]
-    assert kept.startswith("<p><b>Steps &amp; kinds</b><br>How &lt;far&gt;?</p><p>steps 4 ·")
+    assert "</style><p><b>Steps &amp; kinds</b><br>How &lt;far&gt;?</p><p>steps 4 ·" in kept
 
 
 # ---- Without a kernel ----

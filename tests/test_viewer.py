@@ -29,7 +29,7 @@ from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.shaping import penalize_missing_eos, shape_rewards
 from rlhf_nb.training.metrics import in_order
-from rlhf_nb.ui.episodes import Shown, paler
+from rlhf_nb.ui.episodes import ONE_WAY, Shown, paler
 from rlhf_nb.ui.html import asset, spaced
 from rlhf_nb.ui.reader import packed_update
 from rlhf_nb.ui.report import curve_panels, logged_panels, report
@@ -580,7 +580,8 @@ def test_tokens_become_running_text(tokens, text, wanted):
 
 def test_a_strip_has_the_scale_of_its_update():
     # catches: a scale for each episode, the largest number as full colour, zeros or padding in the
-    # quantile, a signal that is not stored without a scale; the same in the browser: test_static
+    # quantile, a signal that is not stored without a scale, log-probs that are all blue or deep where
+    # they are likely; the same in the browser: test_static
     assert paler(torch.arange(-100.0, 101)) == 100 == paler(torch.tensor([100.0]))
     assert paler(torch.cat([torch.full((199,), 0.2), torch.tensor([9.0])])) == pytest.approx(0.2)
     assert paler(torch.zeros(3)) == 0 == paler(torch.tensor([math.nan])) == paler(torch.zeros(0))
@@ -593,10 +594,21 @@ def test_a_strip_has_the_scale_of_its_update():
     assert all("kl; 99 % of this update is paler" in x and scale in x for x in seen)
     now = view(r, now=r.logprobs + math.log(1.5), entropy=r.mask * 4.0)
     assert "ratio - 1; 99 % of this update is paler: full colour at 0.5<" in now
-    assert now.shown.full_colour("entropy") == 4 and now.shown.full_colour("clipped") == 1
+    assert now.shown.scale("entropy") == (4, 4) and now.shown.scale("clipped") == (None, 1)
+    assert "background:#7347c7" not in view(r, entropy=r.mask * 4.0, signal="entropy")
     run = Run(update=1, total=1, batch=4, last=r.with_(kl=last))
     assert "full colour at 7.00, 99 % of this update is paler" in episodes_markup(run, "kl", 1)
     assert "full colour" in view(r.with_(kl=0 * r.kl), signal="kl")
+    rare = r.logprobs.clone()
+    rare[0, :3] = torch.tensor([-0.01, -5.0, -9.0])
+    strip = view(r.with_(logprobs=rare), signal="logprobs").split("<table")[1]
+    pale, full = Shown(r.with_(logprobs=rare)).scale("logprobs")
+    assert f"no colour at {pale:.3g}, full colour at {full:.3g}<" in strip and full == -9
+    grounds = re.findall(r"background:(#7347c7(\w\w)|transparent)", strip)
+    depths = [int(depth or "0", 16) for _, depth in grounds]
+    assert depths[:3] == sorted(depths[:3]) and depths[2] == 128 == max(depths)
+    table = re.search(r"ONE_WAY = \{(.*?)\}", asset("reader.js"))
+    assert table and {k: int(x) for k, x in re.findall(r"(\w+): (-?1)", table[1])} == ONE_WAY
 
 
 def test_ratio_and_clipped_by_hand():

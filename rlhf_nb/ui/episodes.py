@@ -118,10 +118,16 @@ def against(rollout: Rollout, episode: int, now: Tensor) -> dict[str, Tensor]:
     return signals
 
 
-def paler(numbers: Tensor, share: float = 0.99, most: int = 2**14) -> float:
-    "The magnitude below which this share of some numbers is, zeros aside; of many, one in so many."
-    x = numbers[:: -(-len(numbers) // most) or 1].abs()
-    x = x[x.isfinite() & (x > 0)].sort().values
+# Signals of a scale of one direction, and whether a low or a high number is deep; as in reader.js.
+ONE_WAY = dict(logprobs=-1, ref_logprobs=-1, engine_logprobs=-1, values=1, returns=1, entropy=1)
+
+
+def paler(numbers: Tensor, share: float = 0.99, most: int = 2**14, signed: bool = False) -> float:
+    """The magnitude below which this share of some numbers is, zeros aside, or with `signed` the
+    number itself; of many, one in so many."""
+    x = numbers[:: -(-len(numbers) // most) or 1]
+    x = x if signed else x[x != 0].abs()
+    x = x[x.isfinite()].sort().values
     return float(x[min(len(x) - 1, int(share * len(x)))]) if len(x) else 0.0
 
 
@@ -145,13 +151,18 @@ class Shown:
         "All signals of one episode."
         return episode_signals(self.rollout, episode) | self.extra(episode)
 
-    def full_colour(self, name: str) -> float | None:
-        "The magnitude of full colour in this update, as in reader.js. None where all are 0."
+    def scale(self, name: str) -> tuple[float | None, float | None]:
+        """Where this update has no colour and where full colour, as in reader.js: (None, magnitude)
+        of a scale around zero; None for full where all are 0."""
         r, of = self.rollout, {"entropy": self.entropy, "clipped": self.rollout.mask}
         if self.now is not None:
             of["ratio - 1"] = (self.now - filled(r, "logprobs")).expm1()
         x = of.get(name)
-        return paler((filled(r, name) if x is None else x)[r.mask.bool()].float()) or None
+        x = (filled(r, name) if x is None else x)[r.mask.bool()].float()
+        if way := ONE_WAY.get(name):
+            ends = paler(x, 0.01, signed=True), paler(x, signed=True)
+            return ends if way > 0 else ends[::-1]
+        return None, paler(x) or None
 
     def names(self) -> list[str]:
         "Which signals there are, those that are looked at most in front."

@@ -420,5 +420,6 @@ class Explorer:
         values = " · ".join(
             f"{name.replace('_', ' ')} {value}" for name, value in self.state().items()
         )
-        static = f"{self.head()}{element('p', escape(values))}{self.view.value}"
+        said = f"{self.head()}{element('p', escape(values))}{self.view.value}"
+        static = element("div", element("style", asset("dials.css")), said, class_="rlhf-dials")
         return notebook_bundle(self.box, static, f"Explorer({values})", **kwargs)

@@ -249,7 +249,7 @@ def head_of(
 
 class Reader(anywidget.AnyWidget):
     """A reader in a live notebook. `place` says where it is, and moves it: update (an index), row,
-    signal, sort, down, find, only, above, recipe, panel."""
+    signal, sort, down, find, only, above, recipe, panel, beneath."""
 
     _esm = SCRIPT
     _css = STYLE

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pandas as pd
 
@@ -218,20 +217,12 @@ def rollouts_section(folder: Path) -> str:
 
 
 def next_steps(folder: Path, examples: bool) -> list[str]:
-    "Links to the pages of rollouts that are beside the report, and the command that writes one."
-    pages = sorted(path.name for path in folder.glob("rollouts*.html"))
-    links = [
-        element("a", safe_text(name), href=quote(name)) + ": the rollouts, token by token"
-        for name in pages
-    ]
-    again = "writes that page again, or others" if pages else "writes a page of the rollouts"
+    "Where to read on: the page of rollouts, or the command that writes it; the posts below."
+    page = element("a", "The rollouts", href="rollouts.html")
+    command = element("code", "rlhf-nb view .") + " in the folder of this report"
+    read = page if (folder / "rollouts.html").is_file() else command
     below = element("a", "The best and the worst summary", href="#s0") + ", with every fact marked"
-    return [
-        *links,
-        element("code", "rlhf-nb view .")
-        + f" in the folder of this report {again}: what PPO did to each summary, token by token",
-        *([below] if examples else []),
-    ]
+    return [f"{read}: what PPO did to each summary, token by token", *[below] * examples]
 
 
 # ---- A run of one's own: nobody judged it but its reward ----

@@ -380,9 +380,9 @@ def means_of(run: Updates) -> pd.DataFrame:
     return means.drop(columns=["episode", "score"], errors="ignore").rename(columns=MEANS)
 
 
-def lines_of(runs: Mapping[str, Updates]) -> dict[str, pd.DataFrame]:
-    "What each run logged; where it logged nothing, means over its rollouts."
-    return {name: run.log if len(run.log) else means_of(run) for name, run in runs.items()}
+def log_or_means(run: Updates) -> pd.DataFrame:
+    "What a run logged; where it logged nothing, means over its rollouts."
+    return run.log if len(run.log) else means_of(run)
 
 
 # ---- Suspects ----
@@ -497,5 +497,5 @@ def run_suspects(
 
 def suspects_of(run: Updates, updates: Iterable[int] | None, most: int = 6) -> list[Suspect]:
     "Suspects of the run as a whole, then of the episodes of some updates (None: of all)."
-    of_run, numbers = run_suspects(run.log, counted=run.counted), run.numbers(updates)
+    of_run, numbers = run_suspects(log_or_means(run), counted=run.counted), run.numbers(updates)
     return two_views(numbers) + of_run + episode_suspects(numbers, most)

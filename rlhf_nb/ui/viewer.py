@@ -42,7 +42,7 @@ from rlhf_nb.ui.run_files import (
     Suspect,
     Updates,
     episode_suspects,
-    lines_of,
+    log_or_means,
     ranges_of,
     rollout_files,
     run_suspects,
@@ -71,9 +71,9 @@ def episode_markup(shown: Shown, episode: int, signal: str = "", fold: bool = Fa
     rollout, signals = shown.rollout, shown.signals(episode)
     strip = token_strip(tokens := episode_tokens(rollout, episode))
     if signal:
-        most = shown.full_colour(signal)
-        name = signal + "; 99 % of this update is paler" * bool(most)
-        strip = token_strips(tokens, {signal: signals[signal]}, name=name, vmax=most)
+        pale, full = shown.scale(signal)
+        name = signal + "; 99 % of this update is paler" * (full is not None)
+        strip = token_strips(tokens, {signal: signals[signal]}, name=name, vmax=full, pale=pale)
     table = str(signal_table(tokens, **signals)) if signals else ""
     if table and fold:
         table = element("details", element("summary", "All signals"), table)
@@ -288,7 +288,7 @@ class RunBrowser:
         if self.other:
             same = self.names[1] == self.names[0]
             runs[f"{self.names[1]} (other)" if same else self.names[1]] = self.other
-        return lines_of(runs)
+        return {name: log_or_means(run) for name, run in runs.items()}
 
     def updates(
         self, chosen: Sequence[int] | None = None, others: Sequence[int] | None = None
@@ -425,7 +425,10 @@ class RunBrowser:
     ) -> Path:
         """One file that needs no kernel: some updates with their episodes, the suspects and the
         curves."""
-        files, of_run = list(self.run.files), run_suspects(self.run.log, counted=self.run.counted)
+        files, of_run = (
+            list(self.run.files),
+            run_suspects(log_or_means(self.run), counted=self.run.counted),
+        )
         odd = {nearest(files, one.update) for one in of_run}
         chosen, said = _chosen_updates(files, updates, odd), ""
         tokens = int((numbers := self.run.numbers(chosen))["length"].sum())

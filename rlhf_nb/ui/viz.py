@@ -41,7 +41,8 @@ def signed(
     return text.replace("-", "−")
 
 
-BLUE, ORANGE, FULL = "#2882dc", "#cc6600", 0.5  # the ends of the map, and their opacity there
+# The ends of the map and of a scale of one direction, and their opacity there.
+BLUE, ORANGE, DEEP, FULL = "#2882dc", "#cc6600", "#7347c7", 0.5
 RULE = "#80808073"  # between cells
 CLEAR = "transparent"
 
@@ -49,13 +50,17 @@ CLEAR = "transparent"
 def tint(
     value: float | None,  # the number behind the colour; None and nan have none
     vmax: float,  # magnitude of full colour; 0 gives none to anything
+    pale: float | None = None,  # no colour here, full at vmax: a scale of one direction, violet
 ) -> str:  # "#rrggbbaa", or "transparent"
     """The one diverging map: blue below zero, orange above, the paler the nearer to it. The colour
     lets the page through, light or dark."""
-    if value is None or isnan(value) or not vmax > 0 or value == 0:
+    flat = vmax == pale if pale is not None else not vmax > 0 or value == 0
+    if value is None or isnan(value) or flat:
         return CLEAR
-    opacity = round(255 * FULL * min(abs(value) / vmax, 1.0))
-    return f"{ORANGE if value > 0 else BLUE}{opacity:02x}"
+    share = abs(value) / vmax if pale is None else (value - pale) / (vmax - pale)
+    opacity = round(255 * FULL * min(max(share, 0.0), 1.0))
+    colour = DEEP if pale is not None else ORANGE if value > 0 else BLUE
+    return f"{colour}{opacity:02x}"
 
 
 def visible_token(
@@ -144,12 +149,12 @@ def _number_cell(value: float | int | bool | None, ground: str = CLEAR) -> str:
     return html_cell(signed(value), ground, exact=value if rounded else None)
 
 
-def _number_cells(row: list[float], keep: list[bool], vmax: float) -> list[str]:
+def _number_cells(
+    row: list[float], keep: list[bool], vmax: float, pale: float | None = None
+) -> list[str]:
     "Coloured, signed cells; counts and truth values have no colour."
-    return [
-        _number_cell(v, tint(v, vmax) if isinstance(v, float) else CLEAR) if k else html_cell("·")
-        for v, k in zip(row, keep)
-    ]
+    ground = lambda v: tint(v, vmax, pale) if isinstance(v, float) else CLEAR
+    return [_number_cell(v, ground(v)) if k else html_cell("·") for v, k in zip(row, keep)]
 
 
 def signal_table(
@@ -193,19 +198,22 @@ def token_strips(
     mask: Sequence[bool] | Tensor | None = None,  # T, true on real tokens; None: all of them
     name: str = "value",  # what the numbers are
     vmax: float | None = None,  # magnitude of full colour; None: the largest in view
+    pale: float | None = None,  # of a scale of one direction: where there is no colour
 ) -> Html:
     """A text with lines of numbers beneath every token, coloured and signed on one scale. Raises
     ValueError on unequal lengths or a bad vmax."""
-    if vmax is not None and not (isfinite(vmax) and vmax > 0):
+    if vmax is not None and pale is None and not (isfinite(vmax) and vmax > 0):
         raise ValueError(f"vmax is {vmax}: give a positive number, or None.")
     numbers = {label: [float(v) for v in _row(x, label)] for label, x in rows.items()}
     heads, keep = _heads(tokens, mask, numbers)
-    scale = vmax or max((_largest(row, keep) for row in numbers.values()), default=0.0)
+    if (scale := vmax) is None:
+        scale = max((_largest(row, keep) for row in numbers.values()), default=0.0)
+    none = "" if pale is None else f"no colour at {pale:.3g}, "
     lines = [("token", [html_cell(text, SHADE, "center", "col") for text in heads])]
-    lines += [(label, _number_cells(row, keep, scale)) for label, row in numbers.items()]
+    lines += [(label, _number_cells(row, keep, scale, pale)) for label, row in numbers.items()]
     tables: list[str] = []
     for at in break_lines([max(len(text), 5) + 2 for text in heads]):
-        caption = f"{name}: full colour at {scale:.3g}" if numbers and not tables else ""
+        caption = f"{name}: {none}full colour at {scale:.3g}" if numbers and not tables else ""
         part = [_html_row(label, [cells[i] for i in at]) for label, cells in lines]
         tables.append(html_table(part, caption))
     return _scroll_box(tables)

@@ -327,6 +327,22 @@ def test_every_control_of_a_file_is_answered(files: dict[str, Path], read: Calla
     assert not (told := file.body.dead()), told
 
 
+# catches: a control, or a box that scrolls and so cuts a line, on paper; a picture on another page
+# than its caption
+@pytest.mark.parametrize("kind", ["rollout", "report"])
+def test_a_file_on_paper(files: dict[str, Path], read: Callable, kind: str):
+    file = read(files[kind])
+    file.press("t")
+    file.page.emulate_media(media="print")
+    shown = "all => all.filter(e => e.offsetHeight).map(e => e.outerHTML.slice(0, 200))"
+    assert not file.page.locator("main :is(button, select, input, nav)").evaluate_all(shown)
+    cut = """all => all.filter(e => e.offsetHeight && getComputedStyle(e).overflow !== 'visible'
+        && (e.scrollHeight > e.clientHeight + 1 || e.scrollWidth > e.clientWidth + 1)).map(e => e.className)"""
+    assert not file.page.locator("main *").evaluate_all(cut)
+    whole = "all => all.filter(e => getComputedStyle(e).breakInside !== 'avoid').length"
+    assert not file.page.locator("main :is(tr, figure)").evaluate_all(whole)
+
+
 # catches: pale ink, a table without headers, a field without a label, a page that is wider than a
 # narrow window
 @ONE_OF_EACH
@@ -405,7 +421,9 @@ def test_episodes_by_keyboard(files: dict[str, Path], read: Callable):
     assert file.page.locator(f"#{active}").get_attribute("data-id") == "6"
 
 
-# catches: a digit that chooses the neighbour, a button that changes its look and not the numbers
+# catches: a digit that chooses the neighbour, a button that changes its look and not the numbers, a
+# strip of the signal that is behind the text, one that cannot be taken away, the largest of an
+# answer for that of the update, or one that loses its sign
 def test_signals_by_keyboard(files: dict[str, Path], read: Callable):
     file, r = read(files["rollout"]), rollout(64, 53)
     names = file.signals()
@@ -425,6 +443,21 @@ def test_signals_by_keyboard(files: dict[str, Path], read: Callable):
                 assert abs(x) < 0.005
             else:
                 assert float(told.replace("−", "-")) == pytest.approx(x, abs=0.0051)
+    kl = str(names.index("kl") + 1)
+    file.press(kl, "b", str(names.index("advantages") + 1), "b", str(names.index("values") + 1))
+    strips = lambda: file.page.locator(".body .token").evaluate_all(
+        "all => all.map(e => e.style.getPropertyValue('--beneath').match(/--(up|down)/g) ?? [])"
+    )
+    wanted = zip(r.kl[0].tolist(), r.advantages[0].tolist(), r.mask[0].tolist())
+    assert strips() == [
+        ["--up" if x > 0 else "--down" for x in two] for *two, real in wanted if real
+    ]
+    assert "Beneath, from the top: KL to the reference" in file.text(".legend")
+    file.press(kl, "b", "L")
+    assert [len(one) for one in strips()] == [1] * len(strips())
+    place = int(r.kl.abs().argmax())
+    assert file.episode() == place // 53
+    assert file.text(".bubble").startswith(f"w{place // 53}.{place % 53} token")
 
 
 # catches: a scale for each answer, one outlier that bleaches all else, a scale that nobody tells, a
@@ -693,6 +726,7 @@ def test_all_signals_stay_open(files: dict[str, Path], read: Callable):
     file, r = read(files["rollout"]), rollout(64, 53)
     file.press("t", "n")
     rows, names = file.page.locator(".panel tbody tr"), file.signals()
+    expect(rows).to_have_count(len(r.tokens[1]))  # those out of sight come last
     assert rows.locator("th").all_inner_texts() == [
         f"{t + 1} {x}" for t, x in enumerate(r.tokens[1])
     ]
@@ -894,7 +928,7 @@ def test_the_page_opens_at_what_deserves_a_look(tmp_path: Path, read: Callable):
 
 
 # catches: a group of another prompt, a spread over all episodes, equal scores that are not marked or
-# not counted, a group of one
+# not counted, a group of one, groups that cannot be brought together or do not tell their spread
 def test_groups_of_one_prompt(tmp_path: Path, read: Callable):
     r = rollout(7, 5, prompts=["a", "b", "a", "b", "a", "c", "c"])
     scores = torch.tensor([1.0, 0.5, 2.0, 0.5, 6.0, 3.0, 3.1])
@@ -911,6 +945,14 @@ def test_groups_of_one_prompt(tmp_path: Path, read: Callable):
     assert equal == ["1", "3"]
     file.page.get_by_label("Only").select_option("groups of equal scores")
     assert file.listed() == [1, 3] and "all equal" in told()
+    file.page.get_by_label("Only").select_option("all")
+    for key, wanted in (
+        ("group spread", [1, 3, 5, 6, 0, 2, 4]),
+        ("group mean", [1, 3, 0, 2, 4, 5, 6]),
+    ):
+        file.page.get_by_label("Sort by").select_option(key)
+        assert file.listed() == wanted  # a group is together
+    assert "group +3.00 ± 2.65" in (file.page.text_content(".rows [data-id='0']") or "")
     file = read(view(rollout(2, 5)).save_html(tmp_path / "alone.html"))
     assert not file.page.locator(".group").count() and "group" not in file.text(".side")
 

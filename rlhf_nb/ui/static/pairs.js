@@ -1,4 +1,4 @@
-// Pairs of answers under a reward model. It is joined behind the reader's module, whose make, shown, exact, named and
+// Pairs of answers under a reward model. It is joined behind the reader's module, whose make, placeBubble, shown, exact, named and
 // claimsOf it uses.
 const pairsPage = data => {
   const $ = id => document.getElementById(id), at = { ...data.look, place: 0 };
@@ -17,13 +17,7 @@ const pairsPage = data => {
   // ---- The exact numbers of a token, on hover and on focus ----
 
   const bubble = $("bubble");
-  const tell = (token, text) => {
-    bubble.textContent = text;
-    bubble.hidden = false;
-    const box = token.getBoundingClientRect(), base = bubble.offsetParent.getBoundingClientRect();
-    const left = Math.max(0, Math.min(box.left - base.left, base.width - bubble.offsetWidth));
-    Object.assign(bubble.style, { left: `${left}px`, top: `${box.bottom - base.top + 4}px` });
-  };
+  const tell = (token, text) => { bubble.textContent = text; placeBubble(bubble, token); };
   const hush = () => { bubble.hidden = true; };
   const walk = e => {  // from token to token
     const to = { ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling" }[e.key], next = to && e.target[to];

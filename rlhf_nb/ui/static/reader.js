@@ -26,6 +26,14 @@ const make = (tag, { parent, text, ...more } = {}) => {
 const counted = (row, pack) => `${row.length} ${row.length === 1 ? pack.unit.slice(0, -1) : pack.unit}`;
 const ending = row => row.stopped === null ? "" : row.stopped ? "stopped by itself" : "cut off";
 const number = x => make("span", { text: shown(x), title: exact(x) });
+const placeBubble = (bubble, token) => {  // below it, or above where the window ends
+  bubble.hidden = false;
+  const box = token.getBoundingClientRect(), base = bubble.offsetParent.getBoundingClientRect();
+  const left = Math.max(0, Math.min(box.left - base.left, base.width - bubble.offsetWidth));
+  const below = box.bottom + bubble.offsetHeight + 8 <= innerHeight;
+  const top = below ? box.bottom + 4 : box.top - bubble.offsetHeight - 4;
+  Object.assign(bubble.style, { left: `${left}px`, top: `${top - base.top}px` });
+};
 const spaced = (parent, ...facts) => parent.append(...facts.filter(Boolean).flatMap((fact, i) => i ? [" · ", fact].flat() : fact));
 
 // ---- Colours: one scale for an update, so that answers can be compared and one outlier bleaches none ----
@@ -49,7 +57,7 @@ const depth = (x, { way, low, high }) => {  // 0: no colour, 1: full
   const share = way ? (x - low) / (high - low) : Math.abs(x) / high;
   return Math.min(1, Math.max(0, way < 0 ? 1 - share : share));
 };
-const tint = (x, scale) => `color-mix(in srgb, var(--${scale.way ? "deep" : x > 0 ? "up" : "down"}) ${Math.round(100 * depth(x, scale))}%, transparent)`;
+const tint = (x, scale, ground = "transparent") => `color-mix(in srgb, var(--${scale.way ? "deep" : x > 0 ? "up" : "down"}) ${Math.round(100 * depth(x, scale))}%, ${ground})`;
 const NAMES = {
   kl: "KL to the reference", advantages: "advantage", rewards: "reward paid", logprobs: "log-prob", ref_logprobs: "log-prob of the reference",
   values: "value", returns: "return", engine_logprobs: "log-prob of the sampler", "sampler - trainer": "sampler less trainer", "ratio - 1": "ratio new/old, less 1",
@@ -93,6 +101,10 @@ const opened = (pack, arrays) => {
     };
   });
   for (const row of rows) row.group = groups.get(row.prompt) ?? groups.set(row.prompt, rows.filter(one => one.prompt === row.prompt)).get(row.prompt);
+  for (const group of groups.values()) if (group.length > 1 && group.every(row => row.score !== null)) {
+    const [mean, spread] = moments(group.map(row => row.score));
+    for (const row of group) Object.assign(row, { mean, spread });
+  }
   return computed({ ...pack, rows, groups: [...groups.values()].filter(group => group.length > 1) });
 };
 // Scores that are all equal: an estimator that compares the answers of a group learns nothing from them.
@@ -190,8 +202,8 @@ export const changed = (ours, theirs) => {
 
 const KEYS = [
   ["n, ↓ or →; p, ↑ or ←", "the next episode, the one before"], [". and ,", "the next update, the one before"],
-  ["1, 2, …", "the signal behind the text; once more: none"], ["← →", "from token to token, once one of them has the focus"],
-  ["l", "the next token in full colour; where none is, the one with most"], ["x", "the answer as plain text"],
+  ["1, 2, …", "the signal behind the text; once more: none"], ["b", "this signal as a strip beneath the text too, to compare with others; once more: not"], ["← →", "from token to token, once one of them has the focus"],
+  ["l", "the next token in full colour; where none is, the one with most"], ["L", "the token of the whole update that holds most of the signal"], ["x", "the answer as plain text"],
   ["[ and ]", "the answer before and after it to the same prompt"], ["s", "any two numbers of the episodes against each other"],
   ["t", "the table of all signals"], ["w", "what other settings would have made of it"], ["d", "then: before, after, difference"],
   ["g", "other answers to the same prompt"], ["/", "find in prompts and answers"],
@@ -211,9 +223,18 @@ const SETTINGS = [
 const PANELS = { table: "All signals", what: "What if", same: "Same prompt", plot: "Plot", keys: "Keys and words" };
 const LETTERS = { t: "table", w: "what", g: "same", s: "plot", "?": "keys" };
 const SPECIAL = /^\s*(<[^<>\s]+>|\[[A-Z_]+\])\s*$/;  // <eos>, </s>, <|endoftext|>, [SEP]
-const SIGHT = 14;  // lines of the list that are drawn before the first picture, after the chosen one
+const SIGHT = 14;  // lines of list and table that are drawn before the first picture, of the list after the chosen one
 const UNFILTERED = { find: "", only: "all" };  // so that an episode that is gone to is in the list
 const LISTING = ["sort", "down", "find", "only", "above"];
+// What is in sight first, so that a key is answered at once; the others when the picture stands.
+const inSight = (box, all, sight, draw, then = () => {}) => {
+  const rest = [...all], lines = count => rest.splice(0, count).map(draw);
+  box.replaceChildren(...lines(sight));
+  const drawRest = () => { if (box.rest === rest && rest.length) { box.append(...lines(rest.length)); then(); } };
+  box.rest = rest;
+  requestAnimationFrame(() => setTimeout(drawRest, 30));
+  return drawRest;
+};
 let made = 0;  // views on this page, so that each has ids of its own
 
 export const reader = (root, source) => {
@@ -222,10 +243,10 @@ export const reader = (root, source) => {
   const odd = source.suspects ?? [], first = odd.find(one => one.row !== null) ?? odd[0];
   const at = {
     update: source.start ?? source.updates.length - 1, row: 0, signal: source.signal, sort: "episode", down: false,
-    find: "", only: "all", above: 0, recipe: null, panel: "", seen: "after", plain: false,
+    find: "", only: "all", above: 0, recipe: null, panel: "", seen: "after", plain: false, beneath: [],
     ...first && jump(first), ...source.place,
   };
-  let pack = null, list = [], turn = 0, waiting = 0, drawRest = () => {};
+  let pack = null, list = [], turn = 0, drawRest = () => {};
   root.classList.add("rlhf", "reader");
   const pressed = root.querySelector(".bar > button:focus")?.textContent;  // which had this page drawn anew
   root.replaceChildren();
@@ -297,6 +318,9 @@ export const reader = (root, source) => {
     const letter = Object.keys(LETTERS).find(one => LETTERS[one] === key);
     return [key, button(tools, title, () => toggle(key), { title: `key ${letter}` })];
   });
+  button(tools, "Go to largest", () => toLargest(), { title: "key L: the token that holds most of this signal, of all in the update" });
+  const keep = () => go({ beneath: at.beneath.includes(at.signal) ? at.beneath.filter(key => key !== at.signal) : [...at.beneath, at.signal].filter(Boolean) });
+  const kept = button(tools, "Strip beneath", keep, { title: "key b: keeps this signal in sight while another is behind the text" });
   const plainly = button(tools, "Plain text", () => go({ plain: !at.plain }), { title: "key x" });
   const copy = button(tools, "Copy", async () => {
     const row = current(), end = row.stopped && SPECIAL.test(row.pieces.at(-1) ?? "") ? row.pieces.at(-1).length : 0;
@@ -313,9 +337,10 @@ export const reader = (root, source) => {
 
   // ---- The list ----
 
-  const value = (row, key) => key === "episode" ? row.id : key === pack.unit ? row.length : key === "KL" ? row.kl
-    : key === "score" ? row.score : key === "raw score" ? row.raw : key === "entropy" ? row.entropy : Object.hasOwn(pack.columns, key) ? pack.columns[key][row.i] : null;
-  const sorts = () => ["episode", "score", "raw score", "KL", pack.unit, "entropy", ...Object.keys(pack.columns)]
+  const FIELDS = { episode: "id", score: "score", "raw score": "raw", KL: "kl", entropy: "entropy", "group mean": "mean", "group spread": "spread" };
+  const value = (row, key) => key === pack.unit ? row.length : Object.hasOwn(FIELDS, key) ? row[FIELDS[key]]
+    : Object.hasOwn(pack.columns, key) ? pack.columns[key][row.i] : null;
+  const sorts = () => [...new Set([...Object.keys(FIELDS), pack.unit, ...Object.keys(pack.columns)])]
     .filter(key => pack.rows.some(row => typeof value(row, key) === "number"));
   const RULES = {
     all: () => true, "cut off": row => row.stopped === false, "bad form": row => row.badForm,
@@ -351,21 +376,16 @@ export const reader = (root, source) => {
     count.textContent = (list.length ? `${list.length} of ${all}` : "No episode is left.")
       + (pack.groups.length ? `; ${pack.groups.length} groups of one prompt, ${alike || "none"} with equal scores (=)` : "");
     const scale = pack.scales.score ??= scaleOf([pack.rows.map(row => row.score)]);
-    // What is in sight first, so that a key is answered at once; the others when the picture stands.
-    const rest = [...list], sight = list.findIndex(row => row.id === at.row) + SIGHT;
-    const lines = count => rest.splice(0, count).map(row => lineOf(row, scale));
-    rows.replaceChildren(...lines(sight));
-    drawRest = () => rows.append(...lines(rest.length));
-    clearTimeout(waiting);
-    waiting = setTimeout(drawRest, 60);
+    drawRest = inSight(rows, list, list.findIndex(row => row.id === at.row) + SIGHT, row => lineOf(row, scale));
   };
   const lineOf = (row, scale) => {
     const line = make("li", { role: "option", id: `${name}row${row.id}`, onclick: () => go({ row: row.id }) });
     line.dataset.id = row.id;
     const score = make("b", { parent: line, text: pack.scores ? shown(row.score) : "", title: `score ${exact(row.score)}` });
     score.style.backgroundColor = tint(row.score, scale);
-    const key = Object.hasOwn(pack.columns, at.sort) ? at.sort : "KL", x = value(row, key);
-    make("span", { parent: line, text: x === null ? "" : `${key} ${shown(x)}`, title: `${key} ${exact(x)}` });
+    const key = ["episode", "score", pack.unit].includes(at.sort) ? "KL" : at.sort, x = value(row, key);
+    const told = key.startsWith("group ") ? `group ${shown(row.mean)} ± ${plain(row.spread, "")}` : `${key} ${shown(x)}`;
+    make("span", { parent: line, text: (x ?? null) === null ? "" : told, title: `${key} ${exact(x)}` });
     make("span", { parent: line, text: `${equal(row.group) ? "= " : ""}${row.length} ${row.stopped === null ? "" : row.stopped ? "■" : "✂"}`.trim(),
       title: [counted(row, pack), ending(row)].filter(Boolean).join(", ") });
     make("bdi", { parent: line, text: row.text.replaceAll("\n", " ").trim() || "(nothing)" });
@@ -400,15 +420,10 @@ export const reader = (root, source) => {
           + (key.endsWith("logprobs") ? ` (${percent(Math.exp(x[t]))} %)` : ""));
       about.append(`${all.length > 1 ? ` (part ${k + 1} of ${all.length})` : ""} token ${t + 1}: ${line.join(" · ")}`);
     });
-    bubble.hidden = false;
-    const box = token.getBoundingClientRect(), base = root.getBoundingClientRect();
-    const left = Math.max(0, Math.min(box.left - base.left, base.width - bubble.offsetWidth));
-    const below = box.bottom + bubble.offsetHeight + 8 <= innerHeight;
-    const top = below ? box.bottom + 4 : box.top - bubble.offsetHeight - 4;
-    Object.assign(bubble.style, { left: `${left}px`, top: `${top - base.top}px` });
+    placeBubble(bubble, token);
   };
   const hush = () => { bubble.hidden = true; };
-  const running = (box, row, numbers, scale, marks, other, boxes = boxesOf(row.pieces)) => {
+  const running = (box, row, numbers, scale, marks, other, boxes = boxesOf(row.pieces), strips = []) => {
     const code = codeLines(row.text);
     let line = null, lines = 0, block = null;
     const begin = () => {
@@ -435,6 +450,11 @@ export const reader = (root, source) => {
         if (at.signal === "ratio - 1" && within(its).some(t => row.signals.clipped?.[t])) token.classList.add("clipped");
         token.dataset.number = within(its).map(t => shown(numbers[t])).join(" ");
       }
+      // A strip is a shadow, so that letters stay joined. Of tokens that share a box it shows the one that holds most.
+      if (strips.length) token.style.setProperty("--beneath", strips.map(([x, ruler], k) => {
+        const most = within(its).map(t => x[t]).reduce((a, b) => depth(b, ruler) > depth(a, ruler) ? b : a);
+        return `0 ${7 * k + 2}px var(--paper), 0 ${7 * k + 7}px ${tint(most, ruler, "var(--paper)")}`;
+      }).join());
       token.onmouseenter = () => say(token, row, its);
       token.onmouseleave = hush;
       if (words === piece) return;
@@ -524,7 +544,10 @@ export const reader = (root, source) => {
     const told = !after || at.seen === "before" ? row : { ...row, signals: differing ? { ...row.signals } : after };
     if (differing) told.signals[at.signal] = after[at.signal]?.map((x, t) => x - row.signals[at.signal][t]);
     const numbers = told.signals[at.signal], scale = scaleFor(pack, at.signal), boxes = boxesOf(row.pieces);
-    running(text, told, numbers, scale, claim?.marks, null, boxes);
+    const strips = at.plain ? [] : at.beneath.filter(key => names.includes(key));
+    running(text, told, numbers, scale, claim?.marks, null, boxes, strips.map(key => [row.signals[key], scaleFor(pack, key)]));
+    text.style.setProperty("--strips", strips.length);
+    kept.setAttribute("aria-pressed", at.beneath.includes(at.signal));
     text.classList.toggle("plain", at.plain);
     plainly.setAttribute("aria-pressed", at.plain);
     depths = boxes.map(its => row.stored.masked?.[its.from] ? 0 : Math.max(...within(its).map(t => depth(numbers?.[t] ?? NaN, scale))));
@@ -535,30 +558,33 @@ export const reader = (root, source) => {
       token.onfocus = token.onmouseenter;
       token.onblur = hush;
     });
-    drawLegend(names);
+    drawLegend(names, strips);
     if (claim) drawClaims(claim, row.badForm);
     for (const [key, one] of tool) one.setAttribute("aria-pressed", at.panel === key);
     drawPanel(row, names);
   };
   const drawGroup = row => {
-    const box = make("span", { parent: facts, className: "group" }), [mean, spread] = moments(row.group.map(one => one.score));
+    const box = make("span", { parent: facts, className: "group" });
     box.append(`one of ${row.group.length} answers to its prompt`, ...equal(row.group) ? [", scores all equal: comparing them teaches nothing"]
-      : row.group.every(one => one.score !== null) ? [", scores ", number(mean), ` ± ${plain(spread, "")}`] : [], " ");
+      : "mean" in row ? [", scores ", number(row.mean), ` ± ${plain(row.spread, "")}`] : [], " ");
     for (const [text, by, said] of [["◀", -1, "answer before, same prompt ([)"], ["▶", 1, "next answer, same prompt (])"]])
       button(box, text, () => alongGroup(by), { ariaLabel: said, title: said });
   };
   const alongGroup = by => {
-    const row = current(), group = row?.group ?? [];
-    if (group.length > 1) go({ row: group[(group.indexOf(row) + by + group.length) % group.length].id, ...UNFILTERED });
+    const row = current();
+    if (row?.group.length > 1) go({ row: beside(row.group, row, by).id, ...UNFILTERED });
   };
-  const drawLegend = names => {
+  const drawLegend = (names, strips) => {
+    const scaled = (key, more) => {
+      const { way, low, high } = scaleFor(pack, key), kind = way > 0 ? "rising" : way < 0 ? "falling" : "";
+      return [`${nameOf(key)}${more} `, number(low), " ", make("span", { className: `scale ${kind}`, text: way ? "" : "0" }), " ", number(high)];
+    };
     legend.textContent = names.length && !at.signal ? "No tint: choose a signal." : "";
+    if (strips.length) spaced(make("div", { parent: legend, text: "Beneath, from the top: " }), ...strips.map(key => scaled(key, "")));
     if (!at.signal) return;
-    const { way, low, high } = scaleFor(pack, at.signal);
-    const bar = make("span", { className: `scale ${way > 0 ? "rising" : way < 0 ? "falling" : ""}`, text: way ? "" : "0" });
     const rows = (pack.rows.some(row => row.signals.clipped) && at.signal === "ratio - 1" ? " A line above: clipped." : "")
       + (current().stored.masked?.includes(1) ? " Grey: masked, nothing is learnt from it." : "");
-    legend.append(`${nameOf(at.signal)}${tried() ? `, ${WAYS[at.seen]}` : ""} `, number(low), " ", bar, " ", number(high), `; ${100 * FULL} % of this update is paler.${rows} Hover, or Tab and ← →, for numbers.`);
+    legend.prepend(...scaled(at.signal, tried() ? `, ${WAYS[at.seen]}` : ""), `; ${100 * FULL} % of this update is paler.${rows} Hover, or Tab and ← →, for numbers.`);
   };
   const drawClaims = (claim, badForm) => {
     const words = [["covered", `✓ covers ${claim.told.size} of ${claim.told.size + claim.missing.length} facts`]];
@@ -590,10 +616,18 @@ export const reader = (root, source) => {
     const next = order.find(i => depths[i] >= 1) ?? order.reduce((a, b) => depths[b] > depths[a] ? b : a, 0);
     toToken(next);
   };
+  const toLargest = async () => {
+    const { way } = scaleFor(pack, at.signal), size = x => way ? way * x : Math.abs(x);
+    let most = { x: -Infinity };
+    for (const row of pack.rows) row.signals[at.signal]?.forEach((one, t) => { if (t < row.length && size(one) > most.x) most = { x: size(one), row, t }; });
+    if (!most.row) return;
+    await go({ row: most.row.id, ...UNFILTERED });
+    toToken(boxesOf(most.row.pieces).findIndex(its => its.to > most.t));
+  };
   const point = (token, its) => {  // the same token in text and table
     const lines = [...panel.querySelectorAll("tbody tr")], wide = panel.querySelector(".wide");
     root.querySelectorAll(".here").forEach(one => one.classList.remove("here"));
-    if (!lines.length || !text.contains(token)) return;
+    if (!lines[its.to - 1] || !text.contains(token)) return;
     for (const t of within(its)) lines[t].classList.add("here");
     token.classList.add("here");
     const top = lines[its.from].offsetTop - wide.firstChild.tHead.offsetHeight;
@@ -619,15 +653,17 @@ export const reader = (root, source) => {
     const table = make("table", { parent: wide }), head = make("tr", { parent: make("thead", { parent: table }) });
     make("th", { parent: head, text: "token", scope: "col" });
     for (const key of names) make("th", { parent: head, text: nameOf(key), title: key, scope: "col" });
-    const lines = make("tbody", { parent: table }), scales = names.map(key => scaleFor(pack, key));
-    boxesOf(row.pieces).forEach((its, i) => within(its).forEach((t, part) => {
-      const line = make("tr", { parent: lines, onclick: () => toToken(i), onmouseenter: () => point(tokensOf()[i], its) });
+    const scales = names.map(key => scaleFor(pack, key)), lineOf = ([its, i, t, part]) => {
+      const line = make("tr", { onclick: () => toToken(i), onmouseenter: () => point(tokensOf()[i], its) });
       make("bdi", { parent: make("th", { parent: line, text: `${t + 1} `, scope: "row" }), text: part ? "·" : named(its.text.trim() || its.text) });
       names.forEach((key, k) => {
         const x = row.signals[key][t];
         make("td", { parent: line, text: shown(x), title: exact(x) }).style.backgroundColor = tint(x, scales[k]);
       });
-    }));
+      return line;
+    };
+    const lines = boxesOf(row.pieces).flatMap((its, i) => within(its).map((t, part) => [its, i, t, part]));
+    inSight(make("tbody", { parent: table }), lines, SIGHT, lineOf, () => focused()?.onfocus?.());
   };
   const drawKeys = () => {
     const kept = make("dl", { parent: panel });
@@ -816,7 +852,7 @@ export const reader = (root, source) => {
       const box = svg.getBoundingClientRect(), x = (e.clientX - box.left) / box.width * svg.viewBox.baseVal.width;
       return lines[0].points[nearest(corners[0].map(corner => corner.x), x)][0];
     };
-    const steps = source.updates.map((one, i) => [i, one]).filter(([, one]) => !one.run);
+    const steps = [...source.updates.entries()].filter(([, one]) => !one.run);
     svg.onmousemove = e => put(pointed(e));
     svg.onmouseleave = () => put(source.updates[at.update].update);
     svg.onclick = e => go({ update: steps[nearest(steps.map(([, one]) => one.update), pointed(e))][0] });
@@ -855,7 +891,7 @@ export const reader = (root, source) => {
   };
   let latest = 0;
   const go = async changes => {
-    const moved = changes.update !== undefined && changes.update !== at.update || !pack;
+    const moved = changes.update !== undefined && changes.update !== at.update || !pack, relisted = LISTING.some(key => key in changes && changes[key] !== at[key]);
     Object.assign(at, changes);
     if (lost) announce(lost = "");
     if (moved) {
@@ -868,7 +904,7 @@ export const reader = (root, source) => {
       turn++;
       update.value = at.update;
     }
-    if (moved || LISTING.some(key => key in changes)) drawList();
+    if (moved || relisted) drawList();
     if (list.length && !list.some(row => row.id === at.row)) at.row = list[0].id;
     for (const put of rings) put(source.updates[at.update].update);
     draw();
@@ -881,14 +917,9 @@ export const reader = (root, source) => {
     ...(key === "what" && basis() && !["rewards", "advantages", "returns"].includes(at.signal) ? { signal: "advantages" } : {}),
   });
   const relist = changes => go("sort" in changes || "down" in changes ? { ...changes, row: -1 } : changes);
-  const stepBy = by => {
-    const place = list.findIndex(row => row.id === at.row);
-    if (list.length) go({ row: list[(place + by + list.length) % list.length].id });
-  };
-  const turnBy = by => {
-    const own = source.updates.map((one, i) => [i, one]).filter(([, one]) => !one.run).map(([i]) => i);
-    go({ update: own[(own.indexOf(at.update) + by + own.length) % own.length] });
-  };
+  const beside = (all, here, by) => all[(all.indexOf(here) + by + all.length) % all.length];
+  const stepBy = by => { if (list.length) go({ row: beside(list, current(), by).id }); };
+  const turnBy = by => go({ update: beside([...source.updates.keys()].filter(i => !source.updates[i].run), at.update, by) });
   root.addEventListener("keydown", e => {
     const on = e.target, typing = /^(INPUT|SELECT|TEXTAREA)$/.test(on.tagName);
     if (e.ctrlKey || e.metaKey || e.altKey || e.defaultPrevented) return;
@@ -905,8 +936,10 @@ export const reader = (root, source) => {
     else if (e.key === "/") { side.open = true; find.focus(); }
     else if (LETTERS[e.key]) toggle(LETTERS[e.key]);
     else if (e.key === "l") toLarge();
+    else if (e.key === "L") toLargest();
     else if (e.key === "[" || e.key === "]") alongGroup(e.key === "[" ? -1 : 1);
     else if (e.key === "x") go({ plain: !at.plain });
+    else if (e.key === "b") keep();
     else if (e.key === "d" && at.panel === "what") go({ seen: { before: "after", after: "difference", difference: "before" }[at.seen] });
     else if (/^[1-9]$/.test(e.key)) signals.children[e.key - 1]?.click();
     else return;
