@@ -126,39 +126,9 @@ def after_padding_in_front(v, mask):
     return _of(torch.cat([beside(mask, True), mask], 1), shown)
 
 
-# ---- Whitening over ranks ----
-
-
-def whitened(mean_of: Callable, var_of: Callable) -> Callable:
-    def answer(parts, masks):
-        real = [x[mask] for x, mask in zip(parts, masks)]
-        mean, var = mean_of(parts, masks, real), var_of(real)
-        return tuple(_of(mask, (x - mean) / var.sqrt()) for x, mask in zip(parts, masks))
-
-    return answer
-
-
-def rank_means(parts, masks, real):
-    return sum(x.mean() for x in real) / len(real)
-
-
-def row_means(parts, masks, real):
-    rows = [row[m] for x, mask in zip(parts, masks) for row, m in zip(x, mask) if m.any()]
-    return sum(row.mean() for row in rows) / len(rows)
-
-
-def means_of_columns(parts, masks, real):
-    return sum(_of(mask, x).mean() for x, mask in zip(parts, masks)) / len(parts)
-
-
-def all_together(real):
-    return torch.cat(real).var()
-
-
 ROWS_ARE_NOT_VISITED_ONCE = "rows' own KLs"
 AFTER_THE_CHOICE = "after the choice|column of the token itself|each token's own column"
 NOT_SHIFTED = "mask is not shifted|value after the last token is 0"
-RANKS_MEANS = "mean of the ranks' means"
 
 BEGINNERS: dict[str, Beginner] = {
     "advantages: not unpacked": Beginner(
@@ -265,20 +235,6 @@ BEGINNERS: dict[str, Beginner] = {
         checks.check_values,
         values(lambda v, m: _of(torch.cat([beside(m, False), m], 1), v)),
         "V_0 is missing",
-    ),
-    "whitening: ranks' means, the right variance": Beginner(
-        checks.check_whiten_ranks, whitened(rank_means, all_together), RANKS_MEANS
-    ),
-    "whitening: ranks' means and ranks' variances": Beginner(
-        checks.check_whiten_ranks,
-        whitened(rank_means, lambda real: sum(x.var() for x in real) / len(real)),
-        RANKS_MEANS,
-    ),
-    "whitening: rows' means": Beginner(
-        checks.check_whiten_ranks, whitened(row_means, all_together), "mean of the rows' means"
-    ),
-    "whitening: padding in the mean": Beginner(
-        checks.check_whiten_ranks, whitened(means_of_columns, all_together), "padding.*mean"
     ),
     "a prompt width of 3": Beginner(
         checks.check_values,

@@ -544,26 +544,6 @@ FOOLED = {
         lambda right: lambda scores, n: 4.0 if n == 2 else right(scores, n),
     ),
     "an accuracy": (checks.check_fair, lambda right: lambda r, g: 13 / 30),
-    **{
-        f"a rule of a log: {name}": (
-            checks.check_diagnosis,
-            lambda right, name=name: lambda log: [x for x in right(log) if x != name],
-        )
-        for name in ("mismatch", "KL", "entropy", "clipping", "value", "stops")
-    },
-    "the six rules in another order": (
-        checks.check_diagnosis,
-        lambda right: lambda log: right(log)[::-1],
-    ),
-    "a diagnosis by the last update": (
-        checks.check_diagnosis,
-        lambda right: lambda log: right({name: [x[-1]] * len(x) for name, x in log.items()}),
-    ),
-    "a diagnosis by the means": (
-        checks.check_diagnosis,
-        lambda right: lambda log: right({k: [sum(x) / len(x)] * len(x) for k, x in log.items()}),
-    ),
-    "a healthy run": (checks.check_diagnosis, lambda right: lambda log: []),
 }
 
 
