@@ -38,7 +38,6 @@ from rlhf_nb.cli import (
     plot,
     ppo,
     preflight,
-    progress,
     replay,
     reward,
     scoring,
@@ -65,7 +64,6 @@ PARSERS = dict(
     plot=plot.plot_parser,
     view=view.view_parser,
     replay=replay.replay_parser,
-    progress=progress.progress_parser,
     demo=demo.demo_parser,
 )
 
