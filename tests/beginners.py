@@ -26,44 +26,6 @@ def _of(mask: Tensor, x: Tensor) -> Tensor:
     return torch.where(mask, x, 0.0)
 
 
-# ---- Rewards, advantages and returns ----
-
-
-def shape_rewards(scores, kl, mask, kl_coef):
-    "Returns two things, as that of the package does."
-    penalty = _of(mask, -kl_coef * kl)
-    last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
-    return penalty + _of(last, scores[:, None].expand_as(kl)), penalty
-
-
-def rest(rewards, values, mask, gamma, lam):
-    advantages = checks.check_gae.right(rewards, values, mask, gamma, lam)
-    real = advantages[mask]
-    white = _of(mask, (advantages - real.mean()) / real.std())
-    return white, _of(mask, advantages + values)
-
-
-def rewards_not_unpacked(scores, kl, values, mask, kl_coef, gamma, lam):
-    rewards = shape_rewards(scores, kl, mask, kl_coef)
-    return rewards, *rest(rewards[0], values, mask, gamma, lam)
-
-
-def a_tuple_as_rewards(scores, kl, values, mask, kl_coef, gamma, lam):
-    rewards = shape_rewards(scores, kl, mask, kl_coef)
-    return rewards + gamma * values, values, values
-
-
-def rewards_whitened_too(scores, kl, values, mask, kl_coef, gamma, lam):
-    rewards, _ = shape_rewards(scores, kl, mask, kl_coef)
-    rewards = _of(mask, (rewards - rewards[mask].mean()) / rewards[mask].std())
-    return rewards, *rest(rewards, values, mask, gamma, lam)
-
-
-def rewards_divided_by_their_spread(scores, kl, values, mask, kl_coef, gamma, lam):
-    rewards, _ = shape_rewards(scores, kl, mask, kl_coef)
-    return rewards / rewards[mask].std(), *rest(rewards, values, mask, gamma, lam)
-
-
 # ---- The gradient of the KL ----
 
 
@@ -131,20 +93,6 @@ AFTER_THE_CHOICE = "after the choice|column of the token itself|each token's own
 NOT_SHIFTED = "mask is not shifted|value after the last token is 0"
 
 BEGINNERS: dict[str, Beginner] = {
-    "advantages: not unpacked": Beginner(
-        checks.check_advantages, rewards_not_unpacked, "in rewards: .*tuple of 2"
-    ),
-    "advantages: a tuple in a sum": Beginner(
-        checks.check_advantages, a_tuple_as_rewards, "raised TypeError.*tuple"
-    ),
-    "advantages: rewards whitened too": Beginner(
-        checks.check_advantages, rewards_whitened_too, "rewards are whitened"
-    ),
-    "advantages: rewards divided by their spread": Beginner(
-        checks.check_advantages,
-        rewards_divided_by_their_spread,
-        "rewards.*divided by their standard deviation",
-    ),
     "KL: a step too many": Beginner(
         checks.check_kl_gradient,
         kl_gradient(lambda own, p, n: (to_go(own, p, n + 1)[0],)),

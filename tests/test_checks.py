@@ -45,9 +45,6 @@ MODULES.remove(ROOT / "rlhf_nb" / "exercises" / "museum.py")  # bugs of the pack
 # Mutants that compute what the right answer computes, and why. Each is compared on 200 draws.
 EQUIVALENT: dict[str, dict[str, str]] = {
     "my_loss": {"detach: chosen.detach()": "nothing flows through zeros_like"},
-    "my_advantages": {
-        "mask: torch.zeros_like(mask) | mask → _ones(mask)": "zeros have the shape of either",
-    },
     "my_rloo_loss": {
         "swap: logprobs, rewards": "with its baseline the loss is a covariance, which is symmetric",
     },
