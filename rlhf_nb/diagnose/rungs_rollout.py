@@ -223,7 +223,7 @@ def frozen(subject: Subject) -> Finding:
     "That the reference holds weights of its own, which do not learn."
     trainer = subject.trainer
     if trainer.ref_model is None:
-        return not_here("the reference is the policy without its adapter, see the KL at the start")
+        return not_here("the reference is the policy without its adapter")
     parts = [*trainer.ref_model.parameters()]
     learned = {p.data_ptr() for p in trainer.pair.parameters() if p.requires_grad}
     shared = sum(p.data_ptr() in learned for p in parts)
