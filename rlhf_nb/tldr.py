@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 # %% auto #0
-__all__ = ['FACTS', 'CORE', 'EXTRA', 'SLOT', 'OPENINGS', 'FORM', 'Verdict', 'gold_judge', 'TOLD', 'DISTRACTORS', 'SUBREDDITS', 'TITLES', 'CLAUSES', 'EDITS', 'DOCSTRING_ASKS', 'split_of', 'draw_facts', 'wrong_facts', 'write_post', 'write_summary', 'write_reference', 'win_rate', 'mini_tldr', 'prefers_first', 'swap_fact', 'edit_pair', 'preference_pairs', 'edit_pairs', 'probe_pairs', 'source_files', 'docstrings_in', 'docstrings', 'docstring_pairs', 'words_from_prompt']
+__all__ = ['FACTS', 'CORE', 'EXTRA', 'SLOT', 'OPENINGS', 'FORM', 'Verdict', 'gold_judge', 'TOLD', 'DISTRACTORS', 'SUBREDDITS', 'TITLES', 'CLAUSES', 'EDITS', 'split_of', 'draw_facts', 'wrong_facts', 'write_post', 'write_summary', 'write_reference', 'win_rate', 'mini_tldr', 'prefers_first', 'swap_fact', 'edit_pair', 'preference_pairs', 'edit_pairs', 'probe_pairs', 'source_files']
 
 # %% ../nbs/course/03_tldr.ipynb #dc6bf28c
 FACTS = dict(
@@ -76,20 +76,16 @@ def gold_judge(
     )
 
 # %% ../nbs/reference/34_world.ipynb #1de19919
-import ast
-import gc
-import hashlib
 import json
 import math
 import os
 import random
 import site
 import sysconfig
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from datasets import Dataset, DatasetDict, Features, Value
+from datasets import Dataset, DatasetDict
 
 # %% ../nbs/reference/34_world.ipynb #64dc7ee0
 def split_of(
@@ -395,143 +391,3 @@ def source_files(
             "names that can be imported here, such as ['json', 'torch']."
         )
     return {name: path for name, path in files.items() if package_of[name] in packages}
-
-# %% ../nbs/reference/34_world.ipynb #e8950821
-_PARTS = re.compile(r"(\S[^\n]*)\n[ \t]*\n\s*(\S.*)", re.S)  # first line, empty line, body
-
-
-def docstrings_in(
-    source: str | bytes,  # of one module
-) -> list[
-    tuple[str, str]
-]:  # first line and body of each docstring that has both, from the top down
-    """Docstrings, read with `ast`. A file that Python cannot parse has none; one that is not valid
-    Unicode is skipped."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an old "\d" in somebody's file
-        try:
-            nodes: list[ast.AST] = [ast.parse(source)]
-        # for another Python, wrong on purpose for a test, or nested too deeply (a RecursionError
-        # or a MemoryError)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return []
-    docstrings = []
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            parts = _PARTS.match(ast.get_docstring(node) or "")
-            if parts and not re.search("[\ud800-\udfff]", parts[0]):
-                docstrings.append((parts[1].strip(), parts[2].strip()))
-        inner = [
-            child
-            for name in ("body", "handlers", "orelse", "finalbody")
-            for child in getattr(node, name, [])
-        ]
-        nodes += reversed(inner)
-    return docstrings
-
-# %% ../nbs/reference/34_world.ipynb #555534b8
-DOCSTRING_ASKS = "\n\nSummary:"  # ends a prompt, as "TL;DR:" does
-
-
-def _text_key(text: str) -> str:
-    return " ".join(text.lower().split())
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
-
-
-def _docstring_rows(
-    files: Mapping[str, str], seed: int, max_prompt: float, max_completion: float
-) -> Iterator[tuple[str, dict[str, str]]]:
-    "The split and the row of each docstring that fits, module after module."
-    owner: dict[str, str] = {}  # body -> split of the line under which it was seen first
-    for name in sorted(files, key=lambda name: _digest(f"{seed}/{name}")):
-        for line, body in docstrings_in(Path(files[name]).read_bytes()):
-            if len(body) > max_prompt or len(line) > max_completion:
-                continue
-            split = {8: "validation", 9: "test"}.get(_digest(_text_key(line))[0] % 10, "train")
-            if owner.setdefault(_text_key(body), split) == split:
-                yield split, dict(prompt=body + DOCSTRING_ASKS, completion=" " + line, source=name)
-
-# %% ../nbs/reference/34_world.ipynb #48c12502
-def docstrings(
-    seed: int = 0,
-    train: int = 3_000,  # rows
-    validation: int = 300,
-    test: int = 300,
-    packages: Sequence[str] | None = None,  # as in `source_files`
-    folders: Sequence[str | Path] | None = None,
-    max_prompt: int | None = None,  # characters of the body; longer rows are left out
-    max_completion: int | None = None,  # characters of the first line
-) -> DatasetDict:  # columns prompt, completion, source
-    """Docstrings of the installed packages: the body is the prompt, the first line its completion.
-    Raises ValueError if there are too few."""
-    wanted, collecting = dict(train=train, validation=validation, test=test), gc.isenabled()
-    if min(wanted.values()) < 0:
-        raise ValueError(f"rows requested: {wanted}. Give numbers that are not negative.")
-    files = source_files(packages, folders)
-    rows: dict[str, list[dict[str, str]]] = {split: [] for split in wanted}
-    gc.disable()
-    try:
-        for split, row in _docstring_rows(
-            files, seed, max_prompt or math.inf, max_completion or math.inf
-        ):
-            if len(rows[split]) < wanted[split]:
-                rows[split].append(row)
-            if all(len(rows[split]) == n for split, n in wanted.items()):
-                break
-    finally:
-        if collecting:
-            gc.enable()
-    counts = {split: len(some) for split, some in rows.items()}
-    if counts != wanted:
-        raise ValueError(
-            f"rows requested: {wanted}, but {len(files)} Python files gave {counts}: request "
-            "fewer, raise max_prompt and max_completion, or read more packages."
-        )
-    columns = Features(dict.fromkeys(("prompt", "completion", "source"), Value("string")))
-    listed = {
-        split: {name: [row[name] for row in some] for name in columns}
-        for split, some in rows.items()
-    }
-    return DatasetDict({split: Dataset.from_dict(x, columns) for split, x in listed.items()})
-
-# %% ../nbs/reference/34_world.ipynb #f4b2a436
-def docstring_pairs(
-    data: Dataset,  # columns prompt and completion: a split of `docstrings`
-    seed: int = 0,
-) -> Dataset:  # columns prompt, chosen, rejected
-    """For each body, its own first line against another row's. Raises ValueError if there is no
-    other line."""
-    rng, lines = random.Random(f"docstring pairs/{seed}"), data["completion"][:]
-    written: dict[str, set[str]] = {}  # by body
-    for prompt, line in zip(data["prompt"], lines):
-        written.setdefault(_text_key(prompt), set()).add(_text_key(line))
-    different, rows = len(set(map(_text_key, lines))), []
-    for prompt, line in zip(data["prompt"], lines):
-        if len(taken := written[_text_key(prompt)]) == different:
-            raise ValueError(
-                f"all {different} first lines of these {len(lines)} rows belong to one body, so "
-                "none of them can be the rejected one: give more rows."
-            )
-        other = next(x for x in iter(lambda: rng.choice(lines), None) if _text_key(x) not in taken)
-        rows.append(dict(prompt=prompt, chosen=line, rejected=other))
-    return Dataset.from_list(rows)
-
-# %% ../nbs/reference/34_world.ipynb #41a25fcb
-def words_from_prompt(
-    prompts: Sequence[str],
-    responses: Sequence[str],
-    least: int = 6,  # different words below which an answer cannot reach 1
-    **columns: list,  # other columns of the prompts; ignored
-) -> list[float]:  # between 0 and 1
-    """A reward function: the share of the answer's different words that are in the prompt, without
-    its last line."""
-    words = lambda text: set(re.findall(r"\w+", text.lower()))
-    pairs = [
-        (words(p.removesuffix(DOCSTRING_ASKS)), words(r))
-        for p, r in zip(prompts, responses, strict=True)
-    ]
-    return [len(body & answer) / max(len(answer), least) for body, answer in pairs]

@@ -26,44 +26,6 @@ def _of(mask: Tensor, x: Tensor) -> Tensor:
     return torch.where(mask, x, 0.0)
 
 
-# ---- Rewards, advantages and returns ----
-
-
-def shape_rewards(scores, kl, mask, kl_coef):
-    "Returns two things, as that of the package does."
-    penalty = _of(mask, -kl_coef * kl)
-    last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
-    return penalty + _of(last, scores[:, None].expand_as(kl)), penalty
-
-
-def rest(rewards, values, mask, gamma, lam):
-    advantages = checks.check_gae.right(rewards, values, mask, gamma, lam)
-    real = advantages[mask]
-    white = _of(mask, (advantages - real.mean()) / real.std())
-    return white, _of(mask, advantages + values)
-
-
-def rewards_not_unpacked(scores, kl, values, mask, kl_coef, gamma, lam):
-    rewards = shape_rewards(scores, kl, mask, kl_coef)
-    return rewards, *rest(rewards[0], values, mask, gamma, lam)
-
-
-def a_tuple_as_rewards(scores, kl, values, mask, kl_coef, gamma, lam):
-    rewards = shape_rewards(scores, kl, mask, kl_coef)
-    return rewards + gamma * values, values, values
-
-
-def rewards_whitened_too(scores, kl, values, mask, kl_coef, gamma, lam):
-    rewards, _ = shape_rewards(scores, kl, mask, kl_coef)
-    rewards = _of(mask, (rewards - rewards[mask].mean()) / rewards[mask].std())
-    return rewards, *rest(rewards, values, mask, gamma, lam)
-
-
-def rewards_divided_by_their_spread(scores, kl, values, mask, kl_coef, gamma, lam):
-    rewards, _ = shape_rewards(scores, kl, mask, kl_coef)
-    return rewards / rewards[mask].std(), *rest(rewards, values, mask, gamma, lam)
-
-
 # ---- The gradient of the KL ----
 
 
@@ -126,55 +88,11 @@ def after_padding_in_front(v, mask):
     return _of(torch.cat([beside(mask, True), mask], 1), shown)
 
 
-# ---- Whitening over ranks ----
-
-
-def whitened(mean_of: Callable, var_of: Callable) -> Callable:
-    def answer(parts, masks):
-        real = [x[mask] for x, mask in zip(parts, masks)]
-        mean, var = mean_of(parts, masks, real), var_of(real)
-        return tuple(_of(mask, (x - mean) / var.sqrt()) for x, mask in zip(parts, masks))
-
-    return answer
-
-
-def rank_means(parts, masks, real):
-    return sum(x.mean() for x in real) / len(real)
-
-
-def row_means(parts, masks, real):
-    rows = [row[m] for x, mask in zip(parts, masks) for row, m in zip(x, mask) if m.any()]
-    return sum(row.mean() for row in rows) / len(rows)
-
-
-def means_of_columns(parts, masks, real):
-    return sum(_of(mask, x).mean() for x, mask in zip(parts, masks)) / len(parts)
-
-
-def all_together(real):
-    return torch.cat(real).var()
-
-
 ROWS_ARE_NOT_VISITED_ONCE = "rows' own KLs"
 AFTER_THE_CHOICE = "after the choice|column of the token itself|each token's own column"
 NOT_SHIFTED = "mask is not shifted|value after the last token is 0"
-RANKS_MEANS = "mean of the ranks' means"
 
 BEGINNERS: dict[str, Beginner] = {
-    "advantages: not unpacked": Beginner(
-        checks.check_advantages, rewards_not_unpacked, "in rewards: .*tuple of 2"
-    ),
-    "advantages: a tuple in a sum": Beginner(
-        checks.check_advantages, a_tuple_as_rewards, "raised TypeError.*tuple"
-    ),
-    "advantages: rewards whitened too": Beginner(
-        checks.check_advantages, rewards_whitened_too, "rewards are whitened"
-    ),
-    "advantages: rewards divided by their spread": Beginner(
-        checks.check_advantages,
-        rewards_divided_by_their_spread,
-        "rewards.*divided by their standard deviation",
-    ),
     "KL: a step too many": Beginner(
         checks.check_kl_gradient,
         kl_gradient(lambda own, p, n: (to_go(own, p, n + 1)[0],)),
@@ -265,20 +183,6 @@ BEGINNERS: dict[str, Beginner] = {
         checks.check_values,
         values(lambda v, m: _of(torch.cat([beside(m, False), m], 1), v)),
         "V_0 is missing",
-    ),
-    "whitening: ranks' means, the right variance": Beginner(
-        checks.check_whiten_ranks, whitened(rank_means, all_together), RANKS_MEANS
-    ),
-    "whitening: ranks' means and ranks' variances": Beginner(
-        checks.check_whiten_ranks,
-        whitened(rank_means, lambda real: sum(x.var() for x in real) / len(real)),
-        RANKS_MEANS,
-    ),
-    "whitening: rows' means": Beginner(
-        checks.check_whiten_ranks, whitened(row_means, all_together), "mean of the rows' means"
-    ),
-    "whitening: padding in the mean": Beginner(
-        checks.check_whiten_ranks, whitened(means_of_columns, all_together), "padding.*mean"
     ),
     "a prompt width of 3": Beginner(
         checks.check_values,

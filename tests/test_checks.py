@@ -28,7 +28,6 @@ from torch import tensor
 import rlhf_nb.exercises
 from rlhf_nb import checks
 from rlhf_nb.checks import CHECKERS, EXERCISES, Verdict
-from rlhf_nb.exercises import progress as record
 from rlhf_nb.exercises.catalogue import APART, checkers
 from rlhf_nb.exercises.difference import difference
 from rlhf_nb.exercises.engine import Exercise
@@ -46,9 +45,6 @@ MODULES.remove(ROOT / "rlhf_nb" / "exercises" / "museum.py")  # bugs of the pack
 # Mutants that compute what the right answer computes, and why. Each is compared on 200 draws.
 EQUIVALENT: dict[str, dict[str, str]] = {
     "my_loss": {"detach: chosen.detach()": "nothing flows through zeros_like"},
-    "my_advantages": {
-        "mask: torch.zeros_like(mask) | mask → _ones(mask)": "zeros have the shape of either",
-    },
     "my_rloo_loss": {
         "swap: logprobs, rewards": "with its baseline the loss is a covariance, which is symmetric",
     },
@@ -156,10 +152,8 @@ def test_the_catalogue_uses_nothing_that_it_checks():
             for a in n.names
         }
         own = {n for n in imported if n.startswith((".exercises", "rlhf_nb.exercises"))}
-        if path.name in ("engine.py", "progress.py"):  # they draw a verdict and a list
-            own |= imported & {"rlhf_nb.ui.html"}
-        if path.name == "engine.py":  # generators are as they were after a check
-            own |= {"rlhf_nb.base.random_state"}
+        if path.name == "engine.py":  # it draws a verdict, and leaves the generators as they were
+            own |= {"rlhf_nb.ui.html", "rlhf_nb.base.random_state"}
         outside = {name.split(".")[0] for name in imported - own}
         assert outside <= {*sys.stdlib_module_names, "torch"}, path.name
 
@@ -544,26 +538,6 @@ FOOLED = {
         lambda right: lambda scores, n: 4.0 if n == 2 else right(scores, n),
     ),
     "an accuracy": (checks.check_fair, lambda right: lambda r, g: 13 / 30),
-    **{
-        f"a rule of a log: {name}": (
-            checks.check_diagnosis,
-            lambda right, name=name: lambda log: [x for x in right(log) if x != name],
-        )
-        for name in ("mismatch", "KL", "entropy", "clipping", "value", "stops")
-    },
-    "the six rules in another order": (
-        checks.check_diagnosis,
-        lambda right: lambda log: right(log)[::-1],
-    ),
-    "a diagnosis by the last update": (
-        checks.check_diagnosis,
-        lambda right: lambda log: right({name: [x[-1]] * len(x) for name, x in log.items()}),
-    ),
-    "a diagnosis by the means": (
-        checks.check_diagnosis,
-        lambda right: lambda log: right({k: [sum(x) / len(x)] * len(x) for k, x in log.items()}),
-    ),
-    "a healthy run": (checks.check_diagnosis, lambda right: lambda log: []),
 }
 
 
@@ -829,49 +803,3 @@ def test_a_verdict_is_escaped(ok):
 )
 def test_same(got, want, answer):
     assert same(got, want) is answer
-
-
-# ---- Progress ----
-
-
-@pytest.fixture
-def file(tmp_path, monkeypatch):
-    "A record of its own, where it is written in a test too."
-    path = tmp_path / "solved.json"
-    monkeypatch.setenv("RLHF_NB_PROGRESS", str(path))
-    return path
-
-
-def test_progress_is_recorded_for_the_readers_own_function(file, monkeypatch):
-    """catches: a pass of a lesson's function, of a wrong answer or of the catalogue's own that counts
-    as the reader's"""
-    main = sys.modules["__main__"]
-    monkeypatch.setattr(main, "my_gae", GAE.right, raising=False)
-    assert GAE(gae_by_hand) and not file.exists()
-    assert GAE(GAE.right) and list(json.loads(file.read_text())) == ["my_gae"]
-    monkeypatch.setattr(main, "my_policy_loss", raises, raising=False)
-    assert not POLICY_LOSS(raises) and list(record.solved()) == ["my_gae"]
-
-
-def test_a_test_writes_nothing(tmp_path, monkeypatch):
-    "catches: a record that a test run or CI leaves in the working tree"
-    monkeypatch.delenv("RLHF_NB_PROGRESS", raising=False)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys.modules["__main__"], "my_gae", GAE.right, raising=False)
-    assert GAE(GAE.right) and list(tmp_path.iterdir()) == []
-
-
-def test_all_notebooks_of_a_copy_share_a_record(tmp_path, monkeypatch):
-    monkeypatch.delenv("RLHF_NB_PROGRESS", raising=False)
-    (tmp_path / "settings.ini").touch()
-    (tmp_path / "nbs" / "course").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "nbs" / "course")
-    assert record.path() == tmp_path / record.FILE
-    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
-    assert record.FILE in ignored
-
-
-@pytest.mark.parametrize("content", ["", "{", "[1]", '{"my_gae": 3}'])
-def test_a_damaged_record_is_no_error(file, content):
-    file.write_text(content)
-    assert isinstance(record.solved(), dict)

@@ -38,7 +38,6 @@ from rlhf_nb.cli import (
     plot,
     ppo,
     preflight,
-    progress,
     replay,
     reward,
     scoring,
@@ -65,7 +64,6 @@ PARSERS = dict(
     plot=plot.plot_parser,
     view=view.view_parser,
     replay=replay.replay_parser,
-    progress=progress.progress_parser,
     demo=demo.demo_parser,
 )
 
@@ -292,7 +290,6 @@ RECIPES = {
     "mini_tldr": SETTINGS,
     "tldr_pythia_1b": SETTINGS,
     "dummy": ("ppo",),
-    "docstrings": TRAINED,
     "smollm2_positive": ("ppo",),
     "smollm2_learnt": ("reward", "ppo"),
 }
@@ -529,11 +526,7 @@ def test_reward_functions_by_name(monkeypatch):
     )
     for name in ("here_only:f", "here_only.py:f", str(Path("here_only.py").resolve()) + ":f"):
         assert scoring.load_reward_function(name)(["p"], ["r"], a=[1], b=[2]) == [2]
-    assert (
-        scoring.load_reward_function("words_from_prompt")(["one two three"], ["one two"], least=2)
-        == [1.0]
-        and os.getcwd() not in sys.path
-    )
+    assert os.getcwd() not in sys.path
     truth = json.dumps(
         dict(
             who="boss",
@@ -588,9 +581,10 @@ def test_ppo_is_given_what_the_flags_say(parts, monkeypatch, tmp_path):
     with torch.no_grad():
         other.get_output_embeddings().weight.mul_(2)
     other.save_pretrained(tmp_path / "other")
+    Path("own.py").write_text("def own(prompts, responses, **columns): return [0] * len(prompts)")
     line = (
         f"--dataset_name {parts}/rows.jsonl --dataset_test_split train[:5] --model_name_or_path "
-        f"{parts}/sft --sft_model_path {tmp_path}/other --reward_function gold words_from_prompt "
+        f"{parts}/sft --sft_model_path {tmp_path}/other --reward_function gold own.py:own "
         f"--reward_model_path {parts}/reward --reward_tokenizer_name_or_path {parts}/reward "
         "--zero_value_head --use_peft --lora_r 3 --lora_alpha 5 --lora_target_modules all-linear"
     )
@@ -602,7 +596,7 @@ def test_ppo_is_given_what_the_flags_say(parts, monkeypatch, tmp_path):
     assert [getattr(judge, "__name__", "model") for judge in seen["reward_model"]] == [
         "model",
         "gold_points",
-        "words_from_prompt",
+        "own",
     ]
     assert (
         scorer_head(seen["value_model"]).weight.abs().max() == 0

@@ -30,7 +30,7 @@ from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.training import build, prompts
 from rlhf_nb.training.layout import Layout
 
-LONG = ("state: reload", "state: room", "value model: fits", "learning: trivial")
+LONG = ("state: reload", "learning: trivial")
 
 SEEN_BY = dict(  # bug of the museum -> the rung that should report it
     sign_of_the_score="rewards: per token",

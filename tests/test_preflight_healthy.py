@@ -68,7 +68,6 @@ CASES: dict[str, dict[str, Any]] = dict(
         cliprange_high=0.3,
     ),
     mini_tldr=dict(recipe="mini_tldr.yaml"),
-    docstrings=dict(recipe="docstrings.yaml"),
     dummy=dict(recipe="dummy.yaml"),
     tldr_pythia_1b=dict(recipe="tldr_pythia_1b.yaml"),
 )

@@ -982,17 +982,7 @@ def write_run(folder, word=lambda text: text, updates=5, curves=False):
         judged("ppo", 0.01, 0.801, 0.783, 0.818),
         judged("ppo", 1.0, 0.61, 0.59, 0.63),
     ]
-    made = dict(
-        command=word("rlhf-nb demo --seed 3"),
-        versions={word("torch"): word("2.0")},
-        commit=word("0123456789ab"),
-        machine=word("A CPU"),
-        threads=2,
-        date="2026-01-02 03:04 UTC",
-    )
-    (folder / "results.json").write_text(
-        json.dumps(dict(made=made, reward=reward, verdict=verdict))
-    )
+    (folder / "results.json").write_text(json.dumps(dict(reward=reward, verdict=verdict)))
     for who, golds in (("sft", range(12)), ("ppo", [5] * 12)):
         put = lambda text: (
             word(text).replace("\ud800", "").replace("\x00", "")
@@ -1047,7 +1037,6 @@ def test_report_has_it_all(whole):
         "Reward model",
         "Completions side by side",
         "Rollouts",
-        "To reproduce it",
     ]
     assert "+38 points PPO improved on SFT." in text and reader.all("p")[1]["title"] == "37.8"
     assert "on 80.1 % of 2,000 test posts, and SFT's on 42.3 %" in text
@@ -1060,10 +1049,6 @@ def test_report_has_it_all(whole):
         ["PPO", "0.01", "80.1 %", "78.3 to 81.8 %"],
         ["PPO", "1", "61.0 %", "59.0 to 63.0 %"],
     ]
-    made = next(table for table in after if table[0][0] == "What")
-    assert made[0][1] == "As stage judge ran" and made[1] == ["Command", "rlhf-nb demo --seed 3"]
-    assert made[2] == ["Versions", "torch 2.0"]
-    assert ["Time", "7 min 54 s for all stages"] in made
     assert [row[:2] for row in after[0][1:]] == [
         ["all", "75.0 %"],
         ["swap", "80.0 %"],
@@ -1109,7 +1094,7 @@ def test_report_is_no_wider_open_to_hostile_text(run, tmp_path):
         check_page(report(run).read_text()),
     )
     assert skeleton(reader) == skeleton(calm)
-    assert reader.text.count("<script>alert(1)</script>") > 50 and "<b>evil & co" in reader.text
+    assert reader.text.count("<script>alert(1)</script>") > 40 and "<b>evil & co" in reader.text
 
 
 PIECES = {
@@ -1126,9 +1111,8 @@ def test_missing_pieces_are_said(run, piece):
     path.rename(run.parent / "gone")
     reader = check_page(report(run).read_text())
     assert PIECES[piece] in reader.text
-    assert sum(a.get("class") == "missing" for _, a in reader.seen) == {
-        "results.json": 4,
-    }.get(piece, 1)
+    missing = sum(a.get("class") == "missing" for _, a in reader.seen)
+    assert missing == {"results.json": 3}.get(piece, 1)
 
 
 def test_a_run_that_has_just_begun(tmp_path):
@@ -1141,7 +1125,7 @@ def test_a_run_that_has_just_begun(tmp_path):
                 if a.get("class") == "missing"
             ]
         )
-        == 7
+        == 6
     )
     (tmp_path / "settings.json").unlink()
     (tmp_path / "metrics.jsonl").write_text(

@@ -25,7 +25,6 @@ COMMANDS = {  # name -> its line in `rlhf-nb --help`; each is `<name>_command` i
     "plot": "draw the metrics of several runs and seeds, a panel for each metric",
     "view": "read the episodes of a run, token by token",
     "replay": "do one update of a run again with other settings, and see what they change",
-    "progress": "list the exercises of the notebooks, and which of them you have solved",
     "demo": "the whole of RLHF on embedded data, in minutes on a CPU",
 }
 GONE = {  # a command that there was, and what took its place

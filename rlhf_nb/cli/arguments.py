@@ -16,7 +16,7 @@ class DataArguments:
     dataset_name: str | None = setting(
         None,
         "A name on the hub, a folder of save_to_disk, a .json, .jsonl, .csv or .parquet file, or "
-        "an embedded set: mini_tldr, docstrings.",
+        "an embedded set: mini_tldr, everyday_requests.",
     )
     dataset_config: str | None = setting(None, "Configuration of a data set on the hub.")
     dataset_test_split: str = setting(
@@ -126,7 +126,7 @@ class PPOModelArguments(TrainModelArguments):
     reward_function: list[str] | None = setting(
         None,
         "module:function or file.py:function, called with prompts, responses and the data set's "
-        "columns; or gold, words_from_prompt. Several are added up (--reward_weights).",
+        "columns; or gold, sentiment. Several are added up (--reward_weights).",
     )
     reward_ensemble: list[str] | None = setting(
         None,

@@ -9,7 +9,7 @@ import os
 import re
 import textwrap
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,11 @@ from rlhf_nb.encoding import check_turns
 from rlhf_nb.models import drop_long_rows
 from rlhf_nb.real import everyday_requests
 from rlhf_nb.reward import decided_pairs
-from rlhf_nb.tldr import docstring_pairs, docstrings, edit_pairs, mini_tldr
+from rlhf_nb.tldr import edit_pairs, mini_tldr
 
 KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 UNPACK: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-PAIRS: dict[str, Callable[[Dataset, int], Dataset]] = dict(
-    mini_tldr=edit_pairs, docstrings=docstring_pairs
-)  # preferences, made from the rows
-EMBEDDED = (*PAIRS, "everyday_requests")
+EMBEDDED = ("mini_tldr", "everyday_requests")
 FIXES = dict(  # of a file that cannot be read
     json="fix the JSON, or write the file again with pandas' to_json",
     csv="quote fields that hold commas or line breaks, or write the file with pandas' to_csv",
@@ -54,14 +51,12 @@ def embedded(name: str, seed: int, splits: Sequence[str]) -> DatasetDict:
     if name == "everyday_requests":
         return everyday_requests()
     sizes = dict(train=24_000, validation=1_000, test=2_000)
-    if name == "docstrings":
-        sizes = dict(train=3_000, validation=300, test=300)
     parts = [re.fullmatch(r"(\w+?)(?:\[:(\d+)\])?", split) for split in splits]
     if splits and all(parts):
         named = [m for m in parts if m and m[1] in sizes]
         wanted = {m[1]: min(int(m[2] or sizes[m[1]]), sizes[m[1]]) for m in named}
         sizes = {split: wanted.get(split, 1) for split in sizes}
-    return dict(mini_tldr=mini_tldr, docstrings=docstrings)[name](seed, **sizes)
+    return mini_tldr(seed, **sizes)
 
 
 @contextmanager
@@ -239,12 +234,13 @@ def drop_long(
 
 
 def pairs_of(rows: Dataset | None, data: DataArguments) -> Dataset | None:
-    """Preferences: the rows themselves (ties of a label file left out), or pairs made from an
-    embedded data set."""
+    """Preferences: the rows themselves (ties of a label file left out), or edit pairs of
+    mini_tldr."""
     if rows is None:
         return None
-    make = PAIRS.get(data.dataset_name or "")
-    return make(rows, data.dataset_seed) if make else decided_pairs(rows)
+    if data.dataset_name == "mini_tldr":
+        return edit_pairs(rows, data.dataset_seed)
+    return decided_pairs(rows)
 
 
 def splits_of(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
 import shutil
 import time
 import uuid
@@ -18,7 +16,6 @@ from rich.console import Console
 
 from rlhf_nb.base.fields import Count, NotNegative, Positive, Seed, check_fields, setting
 from rlhf_nb.base.files import append_jsonl, read_jsonl, write_text_atomic
-from rlhf_nb.cli.demo_made import made_by, threads_of_torch
 
 
 @dataclass(frozen=True)
@@ -89,22 +86,6 @@ def with_quick(settings: DemoSettings) -> DemoSettings:
     usual = DemoSettings()
     left = {k: v for k, v in QUICK.items() if getattr(settings, k) == getattr(usual, k)}
     return replace(settings, **left)
-
-
-def command_of(
-    settings: DemoSettings,
-    threads: int | None = None,  # of torch, where it is not the number that the command takes
-) -> str:
-    "The command that has these settings, without the folder that it writes into."
-    usual, given = asdict(DemoSettings()), asdict(settings)
-    quick = {**usual, **QUICK}
-    differ = {k for k in QUICK if given[k] != usual[k]}  # --quick would change the others
-    base = quick if differ == set(QUICK) else usual
-    words = ["rlhf-nb", "demo", *(["--quick"] if base is quick else [])]
-    for name, value in given.items():
-        if value != base[name] and name != "output_dir":
-            words += [f"--{name}", str(value)]
-    return shlex.join(words if threads is None else [*words, "--threads", str(threads)])
 
 
 def check_settings(s: DemoSettings) -> None:
@@ -182,11 +163,6 @@ class Run:
                 "--output_dir."
             )
 
-    def made(self) -> dict[str, Any]:
-        "The command that has these settings, and on what it runs."
-        threads, own = threads_of_torch(), min(2, os.cpu_count() or 1)
-        return made_by(command_of(self.settings, None if threads == own else threads))
-
     @contextmanager
     def written(self, stage: str) -> Iterator[Path]:
         "The folder of a stage, which appears when all is in it, marked as this demo's."
@@ -194,7 +170,7 @@ class Run:
 
         with staged(self.folder / stage) as folder:
             yield folder
-            seal(folder, demo=self.name, stage=stage, made=self.made())
+            seal(folder, demo=self.name, stage=stage)
 
     def kept_settings(self) -> dict[str, Any]:
         "The settings as settings.json keeps them, with a mark for a run that is small."

@@ -434,7 +434,6 @@ def judge_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase
             )
     results = dict(
         kind=kind_of(s),
-        made=run.made(),
         reward=json.loads((run.folder / "reward" / "report.json").read_text()),
         verdict=rows,
         paired=[

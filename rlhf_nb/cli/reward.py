@@ -13,7 +13,7 @@ from rlhf_nb.cli.arguments import (
     RewardModelArguments,
     supervised_options,
 )
-from rlhf_nb.cli.data import PAIRS, check_columns, check_template, drop_long, pairs_of, splits_of
+from rlhf_nb.cli.data import check_columns, check_template, drop_long, pairs_of, splits_of
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
@@ -58,7 +58,7 @@ def reward_command(words: Sequence[str]) -> None:
     data, models, args = reward_parser().settings(words)
     with in_folder(args):
         rows, held_out = splits_of(data)
-        if data.dataset_name not in PAIRS:
+        if data.dataset_name != "mini_tldr":
             texts, ids = ("chosen", "rejected"), ("chosen_ids", "rejected_ids")
             check_columns(data.dataset_name, rows, texts, ids)
             if models.center_rewards and not {"chosen", "completion"} & set(rows.column_names):

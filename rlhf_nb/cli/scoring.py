@@ -16,7 +16,7 @@ from typing import Any
 
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.real import Sentiment
-from rlhf_nb.tldr import gold_judge, words_from_prompt
+from rlhf_nb.tldr import gold_judge
 
 
 def gold_points(
@@ -37,7 +37,6 @@ def gold_points(
 REWARDS: dict[str, Callable[[], Callable[..., list[float]]]] = {
     "gold": lambda: gold_points,
     "sentiment": Sentiment,
-    "words_from_prompt": lambda: words_from_prompt,
 }  # every other by module:function
 
 

@@ -19,7 +19,6 @@ from rlhf_nb.encoding import plain_ids, prompt_text, template_settings
 from rlhf_nb.masks import on_tokens, score_sums
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.sft import encode_rows
-from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.ui.episodes import end_of
 
 RUNGS: list[Rung] = []
@@ -224,7 +223,7 @@ def frozen(subject: Subject) -> Finding:
     "That the reference holds weights of its own, which do not learn."
     trainer = subject.trainer
     if trainer.ref_model is None:
-        return not_here("the reference is the policy without its adapter, see the KL at the start")
+        return not_here("the reference is the policy without its adapter")
     parts = [*trainer.ref_model.parameters()]
     learned = {p.data_ptr() for p in trainer.pair.parameters() if p.requires_grad}
     shared = sum(p.data_ptr() in learned for p in parts)
@@ -233,36 +232,6 @@ def frozen(subject: Subject) -> Finding:
     mode = "train" if dropping else "eval"
     text = f"{shared} weight tensors shared with what is trained, {learns} that learn, in {mode}"
     return Finding(not shared and not learns and not dropping, f"{text} mode")
-
-
-def same_weights(subject: Subject) -> bool:
-    "Whether policy and reference must agree: the reference is a copy, or an adapter is still 0."
-    trainer = subject.trainer
-    if trainer.ref_model is not None:
-        theirs, ours = trainer.ref_model.state_dict(), trainer.policy.state_dict()
-        same = theirs.keys() == ours.keys()
-        return same and all(torch.equal(x.cpu(), ours[k].cpu()) for k, x in theirs.items())
-    if subject.args.ref_adapter_name is not None:
-        return False
-    ends = [x for name, x in trainer.policy.named_parameters() if "lora_B" in name]
-    return bool(ends) and not any(x.any() for x in ends)
-
-
-@rung(
-    RUNGS,
-    "log-probs: KL at the start",
-    "0 where policy and reference have the same weights (definition)",
-    "dropout, precision or adapter of the two; a reference from another checkpoint",
-    needs=("log-probs: policy", "log-probs: reference"),
-)
-def start(subject: Subject) -> Finding:
-    "The KL before any step."
-    r, mean = subject.start.sampled, subject.start.metrics["objective/kl"]
-    gap, limit = (r.logprobs - r.ref_logprobs)[r.mask].abs().max().item(), close(subject) / 10
-    text = f"objective/kl {mean:+.2e}, log-probs at most {gap:.1e} apart"
-    if not same_weights(subject):
-        return not_here(f"policy and reference have different weights ({text})")
-    return Finding(gap <= limit, f"{text} (allowed {limit:g})")
 
 
 @rung(
@@ -538,10 +507,6 @@ def targets(observed: Observed) -> by_hand.Targets:
 
 # ---- Value model ----
 
-EPISODES = 8  # that are learned by heart
-STEPS, EPOCHS = 200, 20  # optimizer steps at most, and between two looks
-RATE = 0.3  # learning rate times width, the first of two that are tried
-WANTED = 0.9  # explained variance after them
 NO_VALUE = "advantage_estimator has no value model"
 
 
@@ -600,81 +565,3 @@ def returns(subject: Subject) -> Finding:
     if why := NO_VALUE if subject.start.hand.values is None else unknown(subject):
         return not_here(why)
     return compared(subject, lambda x: rows_apart(x.rollout.returns, targets(x).returns or []))
-
-
-def explained(values: Tensor, returns: Tensor) -> float:
-    "1 - var(returns - values) / var(returns)."
-    return 1 - ((returns - values).var() / returns.var().clamp(min=1e-12)).item()
-
-
-@rung(
-    RUNGS,
-    "value model: fits a batch",
-    f"explained variance above {WANTED} within {STEPS} steps at one of two learning rates: a "
-    "model with more weights than the batch has tokens can learn the batch by heart",
-    "whether its weights are in the optimizer and get a gradient, a frozen body, its "
-    "precision, values far from the scale of the returns",
-    needs=("value model: returns",),
-)
-def fits(subject: Subject) -> Finding:
-    "Whether the value model can learn the returns of one batch, by the trainer's own update."
-    if subject.start.hand.values is None:
-        return not_here(NO_VALUE)
-    r = distinct(subject.start.rollout)
-    if r.returns[r.mask].std() < 1e-6:
-        return not_here("all returns of the batch are equal")
-    scale = "values {:+.2f} ± {:.2f}, returns {:+.2f} ± {:.2f}".format(
-        *(f(x[r.mask]).item() for x in (r.values, r.returns) for f in (torch.mean, torch.std))
-    )
-    width, tries = subject.trainer.pair.config.get_text_config().hidden_size, []
-    for rate in (RATE / width, RATE / width / 10):
-        best, steps = fitted(subject, r, rate)
-        tries.append(f"explained variance {best:.2f} after {steps} steps at {rate:.1g}")
-        if best > WANTED:
-            break
-    return Finding(best > WANTED, f"{', '.join(tries)}, {len(r)} episodes; {scale}")
-
-
-def distinct(r: Rollout) -> Rollout:
-    "A few episodes of other prompts each: nothing can tell two answers to one apart at its start."
-    prompts = r.prompt_ids.masked_fill(~r.prompt_mask.bool(), -1)
-    first = {tuple(row): i for i, row in reversed([*enumerate(prompts.tolist())])}
-    return r.select(sorted(first.values())[:EPISODES])
-
-
-def fitted(subject: Subject, r: Rollout, rate: float) -> tuple[float, int]:
-    "The best explained variance while a value model is fitted, and the steps that it took."
-    trainer, best, steps = taught(subject, rate), -torch.inf, 0
-    while best <= WANTED and steps < STEPS:
-        now = after_fit(trainer, r)
-        best, steps = max(best, explained(now[r.mask], r.returns[r.mask])), steps + EPOCHS
-    return best, steps
-
-
-def taught(subject: Subject, rate: float) -> PPOTrainer:
-    "A trainer that fits its value model to the returns, and gives the policy nothing to do."
-    changes = dict(
-        learning_rate=rate,
-        value_learning_rate=None,
-        num_ppo_epochs=EPOCHS,
-        num_mini_batches=1,
-        num_generations=1,
-        per_device_train_batch_size=EPISODES,
-        gradient_accumulation_steps=1,
-        vf_coef=1.0,
-        cliprange_value=1e6,
-        kl_coef=0.0,
-        kl_controller="fixed",
-        kl_in="reward",
-        entropy_coef=0.0,
-    )
-    return subject.beside(own_optimizer=False, **changes)
-
-
-def after_fit(trainer: PPOTrainer, r: Rollout) -> Tensor:
-    "Values [B, T] after one more update on the batch, without an advantage to follow."
-    trainer.prepare()
-    trainer.update(r.with_(advantages=torch.zeros_like(r.rewards)))
-    with torch.no_grad():
-        measure: Any = lambda part: trainer.forward(trainer.pair, part)[2:]
-        return trainer.forward.over(r, measure)[0]

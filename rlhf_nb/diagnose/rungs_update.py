@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -612,46 +611,6 @@ def reloaded(subject: Subject) -> Finding:
     return Finding(
         same == len(ours), f"{same} of {len(ours)} texts are the same: {theirs['texts'][0]!r}"
     )
-
-
-def files_in(folder: Path) -> int:
-    "Bytes."
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def checkpoints_of(args: Any, updates: int) -> int:
-    "How many a run leaves at most."
-    if str(getattr(args.save_strategy, "value", args.save_strategy)) == "no":
-        return 0
-    every = args.save_steps if args.save_steps >= 1 else max(1, args.save_steps * updates)
-    made = math.ceil(updates / every)
-    return min(made, args.save_total_limit or made) + 1  # one is written before another goes
-
-
-def nearest(path: Path) -> Path:
-    "The folder, or the first above it that is there."
-    return next(x for x in (path, *path.absolute().parents) if x.exists())
-
-
-@rung(
-    RUNGS,
-    "state: room",
-    "less than there is on the disk: checkpoints (save_total_limit) and rollouts; rlhf-nb ppo "
-    "--dry_run plans memory",
-    "save_steps, save_total_limit, save_rollouts",
-)
-def room(subject: Subject) -> Finding:
-    "Disk for the checkpoints and rollouts of the whole run."
-    args, folder = subject.args, subject.trained[1]
-    updates = max(1, args.num_total_batches)
-    disk = files_in(folder / "checkpoint-1") * checkpoints_of(args, updates)
-    disk += files_in(subject.folder / "saved")
-    if args.save_rollouts:
-        r = subject.start.rollout
-        kept = r.save(subject.folder / "one.safetensors").stat().st_size
-        disk += int(kept / len(r) * args.batch_size * updates)
-    free = shutil.disk_usage(nearest(Path(str(args.output_dir)))).free
-    return Finding(disk < free, f"disk {gib(disk)} of {gib(free)} free")
 
 
 def gib(size: float) -> str:

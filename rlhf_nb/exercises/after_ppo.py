@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Generator, Tensor, tensor
+from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import normal, one, pick, whole
+from rlhf_nb.exercises.draw import normal, pick
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -61,66 +61,5 @@ OTHERS = Exercise(
             "(size, -1)).T",
         ),
         "You return sums: divide by the number of the others.": (" / (size - 1)", ""),
-    },
-)
-
-# ---- The soft penalty for overlong answers ----
-
-
-def my_overlong(lengths: Tensor, limit: int, buffer: int) -> Tensor:
-    over = lengths - (limit - buffer)
-    return -(over / buffer).clamp(0, 1)
-
-
-def _overlong_cases(g: Generator) -> list[Case]:
-    def case(limit: int, buffer: int) -> Case:
-        start = limit - buffer
-        fixed = [0, start, start + 1, limit - 1, limit, limit + 1, limit + buffer + 3]
-        drawn = whole(g, start + 1, limit - 1, 3).tolist()
-        return dict(lengths=tensor(fixed + drawn), limit=limit, buffer=buffer)
-
-    return [case(20, 8), case(one(g, 40, 60), pick(g, [10, 12, 16])), case(one(g, 25, 35), 5)]
-
-
-OVERLONG = Exercise(
-    "my_overlong",
-    my_overlong,
-    _overlong_cases,
-    "Free up to the buffer, a ramp through it, and -1 from the limit on.",
-    {
-        "A penalty is negative: it is added to the score.": ("return -(", "return ("),
-        "Beyond the limit the penalty goes on growing: it stays at -1.": (
-            "clamp(0, 1)",
-            "clamp(min=0)",
-        ),
-        "Short answers earn a bonus: below the buffer the penalty is 0.": (
-            "clamp(0, 1)",
-            "clamp(max=1)",
-        ),
-        "It neither starts at 0 nor ends at -1: cut it off at both ends.": (".clamp(0, 1)", ""),
-        "Your ramp starts at the limit: it should end there, and start at limit - buffer.": (
-            "lengths - (limit - buffer)",
-            "lengths - limit",
-        ),
-        "Your ramp starts at buffer: that is its width. It starts at limit - buffer.": (
-            "lengths - (limit - buffer)",
-            "lengths - buffer",
-        ),
-        "Your ramp runs from buffer to limit: it should start at limit - buffer.": (
-            "over / buffer",
-            "(lengths - buffer) / (limit - buffer)",
-        ),
-        "Your ramp is too flat: it rises over buffer tokens, so divide by buffer.": (
-            "over / buffer",
-            "over / limit",
-        ),
-        "That is a step at limit - buffer, without the ramp.": (
-            "(over / buffer).clamp(0, 1)",
-            "(over > 0).float()",
-        ),
-        "That is a step at the limit, which is what the ramp is there to soften.": (
-            "(over / buffer).clamp(0, 1)",
-            "(lengths >= limit).float()",
-        ),
     },
 )

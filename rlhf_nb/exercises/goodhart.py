@@ -6,7 +6,7 @@ import math
 
 from torch import Generator, Tensor, tensor
 
-from rlhf_nb.exercises.draw import between, normal, one, pick
+from rlhf_nb.exercises.draw import between, one, pick
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -79,88 +79,6 @@ BEST_OF_N_KL = Exercise(
         "You weight nothing: each term log(q/p) counts with its probability q.": (
             "(q * (q / p).log())",
             "(q / p).log()",
-        ),
-    },
-)
-
-# ---- A cautious ensemble ----
-
-
-def my_cautious(scores: Tensor, centers: Tensor, coef: float) -> Tensor:
-    moved = scores - centers + centers.mean(0)
-    mean = moved.mean(0)
-    return mean - coef * ((moved - mean) ** 2).mean(0)
-
-
-def _cautious_cases(g: Generator) -> list[Case]:
-    def case(members: int, answers: int, coef: float) -> Case:
-        centers = normal(g, members, answers, scale=2.0)
-        return dict(scores=centers + normal(g, members, answers), centers=centers, coef=coef)
-
-    return [
-        dict(
-            scores=tensor([[1.0, 3.0], [-2.0, -4.0]]),
-            centers=tensor([[0.0, 0.0], [-4.0, -6.0]]),
-            coef=0.5,
-        ),
-        case(3, 4, pick(g, [0.25, 0.75])),
-        case(4, 3, pick(g, [1.5, 2.0])),
-    ]
-
-
-MOVED = "scores - centers + centers.mean(0)"
-CHARGE = "((moved - mean) ** 2).mean(0)"
-
-CAUTIOUS = Exercise(
-    "my_cautious",
-    my_cautious,
-    _cautious_cases,
-    "The members' zeros are gone, and only what they disagree about costs.",
-    {
-        "The members are not centred: a member's zero is arbitrary for each prompt, and its "
-        "distance from the others' is no doubt about the answer. Subtract its center.": (
-            MOVED,
-            "scores",
-        ),
-        "You subtract the mean center from every member, which moves them all alike: subtract "
-        "each member's own.": (MOVED, "scores - centers.mean(0)"),
-        "You take one center for each member: it has one for each answer, since its zero is "
-        "another for each prompt.": (
-            MOVED,
-            "scores - centers.mean(1, keepdim=True) + centers.mean()",
-        ),
-        "The scores have lost their level: add the mean of the centers back.": (
-            MOVED,
-            "scores - centers",
-        ),
-        "You add the centers to the scores instead of subtracting them.": (
-            MOVED,
-            "scores + centers - centers.mean(0)",
-        ),
-        "You return the mean: subtract coef times the variance.": (" - coef * " + CHARGE, ""),
-        "The sign is wrong, and disagreement is rewarded: subtract the variance.": (
-            "mean - coef",
-            "mean + coef",
-        ),
-        "That is the standard deviation: square it.": (CHARGE, CHARGE + ".sqrt()"),
-        "You divide by M - 1. Here the variance is the plain mean of the squares over the M "
-        "members.": (CHARGE, "moved.var(0)"),
-        "You sum the squares over the members: take their mean.": (
-            CHARGE,
-            "((moved - mean) ** 2).sum(0)",
-        ),
-        "You take mean and variance over the answers: take both over the members, dimension 0.": (
-            "moved.mean(0)",
-            "moved.mean(1, keepdim=True)",
-            CHARGE,
-            "((moved - mean) ** 2).mean(0)",
-            "return mean - ",
-            "return moved.mean(0) - ",
-        ),
-        "coef makes no difference: it multiplies the variance.": ("coef * ", ""),
-        "You multiply the mean by coef too: it multiplies the variance only.": (
-            "mean - coef * " + CHARGE,
-            "coef * (mean - " + CHARGE + ")",
         ),
     },
 )
