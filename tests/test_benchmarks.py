@@ -209,33 +209,6 @@ def test_summary():
     json.dumps(kept)
 
 
-# catches: a run of other code, of a busy machine or of our side alone beside today's, and one that
-# is measured again and kept as well
-def test_what_is_kept_of_a_file(tmp_path):
-    path, now = tmp_path / "found.json", results(dict(ours=[update()], peer=[update()]))
-    now["environment"]["peer"] = bench.PINS
-    now["runs"][0]["setting"] = SIZES | dict(micro=SIZES["batch"])
-    path.write_text(json.dumps(now))
-    asked = lambda *words: bench.arguments(["--output", str(path), *words])
-    kept = lambda asked, **changes: len(
-        bench.measured_before(path, now | dict(environment=now["environment"] | changes), asked)
-    )
-    assert (
-        kept(asked("--threads", "2")) == kept(asked("--settings", "tiny")) == 1
-        and kept(asked("--threads", "1")) == 0
-    )
-    assert (
-        kept(asked("--threads", "2"), package_sha256="another")
-        == kept(asked("--threads", "2"), under_load=False)
-        == 0
-    )
-    assert kept(asked("--quick")) == kept(asked("--micro", "32", "--threads", "2")) == 0
-    for change in (dict(setting=SIZES | dict(micro=1)), dict(rounds=dict(ours=[update()]))):
-        path.write_text(json.dumps(now | dict(runs=[now["runs"][0] | change])))
-        assert kept(asked("--threads", "2")) == 0
-    assert bench.measured_before(tmp_path / "none.json", now, asked()) == []
-
-
 # catches: an update's time that takes in the rollout, or leaves out the first forward pass
 def test_the_update_begins_with_the_first_forward_that_learns(monkeypatch):
     monkeypatch.setattr(
@@ -257,20 +230,6 @@ def test_the_update_begins_with_the_first_forward_that_learns(monkeypatch):
     counts.stepped()
     told = counts.told()
     assert told["update_seconds"] == 7.0 and told["seconds"] == 30.0 and counts.computed == 12
-
-
-# catches: a target that is held against the other rate of gc, a ratio that is taken upside down, a
-# share of the matrix rate of a CPU held against a GPU's, checks that need the peer
-def test_targets_of_the_comparison():
-    found = dict(
-        ours=[update(seconds=2.0)], peer=[update(seconds=2.8)], peer_no_gc=[update(seconds=2.8)]
-    )
-    kept = results(found)
-    assert [(c["found"], c["wanted"], c["reached"]) for c in bench.checks(kept)] == [
-        (1.4, 1.45, False),
-        (1.4, 1.35, True),
-    ]
-    assert not bench.checks(results(dict(ours=[update()])))
 
 
 # catches: our trainer taking other steps or tokens than the peer is held to; hooks that no longer

@@ -351,14 +351,6 @@ def test_the_embedding_grows_for_the_pad_token_alone(ppo, letters, tmp_path, mon
     assert model.generate(**inputs, max_new_tokens=2).shape == (2, 5)
 
 
-def test_other_ids_outside_stay_an_error(ppo, letters):
-    tokenizer = without_pad(letters)
-    tokenizer.add_tokens(["<think>"])
-    with pytest.raises(ValueError, match="set resize_embeddings=True"):
-        ppo(likes_c, parts=dict(processing_class=tokenizer))
-    ppo(likes_c, parts=dict(processing_class=tokenizer), resize_embeddings=True)
-
-
 # ---- Models that cannot be used ----
 
 

@@ -424,18 +424,6 @@ def test_a_run_without_suspects_shows_none(run):
     assert "uspect" not in seen.plain() and seen.head(seen.updates(), [])["suspects"] == []
 
 
-def test_a_fault_in_a_button_is_seen(run, monkeypatch):
-    # catches: an exception that is swallowed, so that the page waits for ever
-    reader = browse(run).reader
-    monkeypatch.setattr(run_files, "numbers_of", lambda path: 1 / 0)
-    sent = []
-    reader.send = lambda content, buffers=None: sent.append(content)
-    assert "search every update" in reader.head["actions"]
-    with pytest.raises(ZeroDivisionError):
-        reader._answer(None, dict(act="search every update", number=1), [])
-    assert sent == [dict(answers=1, error="ZeroDivisionError: division by zero")]
-
-
 # ---------------------------------------------------------------- what is shown
 def test_the_live_reader_asks_for_updates_one_by_one(run, monkeypatch):
     # catches: a run that is read whole before anything is seen

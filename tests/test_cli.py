@@ -45,7 +45,6 @@ from rlhf_nb.cli import (
     view,
 )
 from rlhf_nb.cli.parsing import kinds_of
-from rlhf_nb.cli.ppo_models import policy_name
 from rlhf_nb.cli.recipes import read_recipe
 from rlhf_nb.training.logs import read_log, steps_of
 from rlhf_nb.ui import plot_runs
@@ -235,55 +234,6 @@ def test_the_help_and_the_errors_name_none(name, capsys):
 
 
 # ---- The published commands, names apart ----
-
-
-# catches: a published flag that is not known, or that means something else
-def test_the_published_commands():
-    dummy = """--dataset_name d --dataset_train_split descriptiveness --learning_rate 3e-6 --num_ppo_epochs 1 --num_mini_batches 1 --output_dir models/minimal/ppo
-        --per_device_train_batch_size 64 --gradient_accumulation_steps 1 --total_episodes 10000 --model_name_or_path p --sft_model_path s --reward_model_path r --missing_eos_penalty 1.0"""
-    data, models, args = parse("ppo", dummy.split())
-    assert (
-        args.learning_rate,
-        args.num_ppo_epochs,
-        args.num_mini_batches,
-        args.total_episodes,
-        args.missing_eos_penalty,
-    ) == (3e-6, 1, 1, 10_000, 1.0)
-    assert (
-        args.per_device_train_batch_size,
-        args.gradient_accumulation_steps,
-        args.output_dir,
-    ) == (64, 1, "models/minimal/ppo")
-    assert (
-        data.dataset_train_split,
-        models.model_name_or_path,
-        policy_name(models.model_name_or_path, args.sft_model_path),
-        args.reward_model_path,
-    ) == ("descriptiveness", "p", "s", "r")
-    tldr = """--dataset_name d --dataset_test_split validation --output_dir o --learning_rate 3e-6 --per_device_train_batch_size 16 --gradient_accumulation_steps 4 --total_episodes 1000000
-        --model_name_or_path p --sft_model_path s --reward_model_path r --local_rollout_forward_batch_size 16 --stop_token eos --response_length 53 --eval_strategy steps --eval_steps 100"""
-    *_, args = parse("ppo", [*tldr.split(), "--missing_eos_penalty", "1.0"])
-    assert (
-        args.stop_token,
-        args.response_length,
-        args.local_rollout_forward_batch_size,
-        args.missing_eos_penalty,
-        args.non_eos_penalty,
-    ) == ("eos", 53, 16, 1.0, False)
-    *_, args = parse("ppo", [*tldr.split(), *"--non_eos_penalty --penalty_reward_value -1".split()])
-    assert (args.missing_eos_penalty, args.non_eos_penalty, args.penalty_reward_value) == (
-        None,
-        True,
-        -1.0,
-    )
-    _, models, asked = parse(
-        "judge", "--model_name_or_path p --judge_model gpt-4o-mini --num_examples 1000".split()
-    )
-    assert (models.model_name_or_path, asked.judge_model, asked.num_examples) == (
-        "p",
-        "gpt-4o-mini",
-        1000,
-    )
 
 
 RECIPES = {

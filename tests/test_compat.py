@@ -14,7 +14,6 @@ import pytest
 import torch
 import yaml
 from datasets import Dataset
-from peft import LoraConfig, get_peft_model
 from ppo_fixtures import PROMPTS, SIZES, likes_c
 from transformers import TrainerCallback, TrainingArguments
 
@@ -268,22 +267,10 @@ def test_settings_of_trl_without_a_meaning_are_refused_by_name():
                 kind("run", **{name: value})
 
 
-def test_what_the_constructor_of_trl_refuses_is_refused(ppo, letters):
-    for settings in (
-        dict(stop_token="eos", stop_token_id=3),
-        dict(stop_token="period"),
-        dict(kl_estimator="k4"),
-        dict(num_mini_batches=3),
-    ):
-        with pytest.raises(ValueError, match=next(iter(settings))):
-            ppo(**settings)
+def test_what_is_no_adapter_is_refused(ppo):
     for config in (dict(r=4), "lora"):
         with pytest.raises(TypeError, match="peft_config is (dict|str): give a configuration of"):
             ppo(parts=dict(peft_config=config))
-    config = LoraConfig(r=4, task_type="CAUSAL_LM")
-    adapted = get_peft_model(tiny_policy(letters, 0, **SIZES), config)
-    with pytest.raises(ValueError, match="already has an adapter and peft_config would add"):
-        ppo(parts=dict(model=adapted, peft_config=config))
 
 
 # ---- Rows that SFT and reward training cannot read ----

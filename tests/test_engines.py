@@ -746,14 +746,14 @@ def test_the_cached_engine_changes_nothing(run, ppo):
 # catches: work that is lost where the server goes away; a resumed run that samples with the weights
 # of before
 def test_a_server_that_dies_loses_nothing(vllm, run, folder, letters, tmp_path):
-    def served(server):
-        return lambda policy: VLLMServer(server.url, torch.float32, 5, free_port())
+    def served(server, seconds=5):
+        return lambda policy: VLLMServer(server.url, torch.float32, seconds, free_port())
 
     for part in (tiny_policy(letters, 0, **PPO_SIZES).config, letters):
         part.save_pretrained(tmp_path / "ppo")
     settings = dict(total_episodes=32, save_strategy="steps", save_steps=1)
     with vllm.Server(tmp_path / "ppo", logprobs_mode="processed_logprobs") as server:
-        trainer = run(served(server), **settings)
+        trainer = run(served(server, 2), **settings)
         dying = trainer.engine.generate
 
         def die(*given):

@@ -15,6 +15,8 @@ import pytest
 import vllm_stand_in
 from datasets import Dataset
 from notebooks import NOTEBOOKS
+from ppo_fixtures import SIZES
+from small_runs import QUIET
 
 from rlhf_nb.evaluate import hacking_alarms
 from rlhf_nb.models import scorer_from, tiny_policy
@@ -76,27 +78,12 @@ def brevity(prompts, responses, response_ids, **columns):
     return [[-1.0] * len(ids) for ids in response_ids]
 
 
-QUIET = dict(
-    use_cpu=True,
-    report_to="none",
-    save_strategy="no",
-    disable_tqdm=True,
-    logging_steps=1,
-    per_device_train_batch_size=4,
-    seed=0,
-)
+SHORT_RUN = QUIET | dict(save_strategy="no", per_device_train_batch_size=4, seed=0)
 
 
 @pytest.fixture(scope="module")
 def policy(letters):
-    return tiny_policy(
-        letters,
-        0,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=32,
-    )
+    return tiny_policy(letters, 0, **SIZES | dict(max_position_embeddings=32))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +93,7 @@ def ppo_logs(letters, policy, tmp_path_factory) -> list[dict]:
         total_episodes=8,
         response_length=4,
         num_sample_generations=1,
-        **QUIET,
+        **SHORT_RUN,
     )
     prompts = Dataset.from_dict(dict(prompt=["abc", "b", "cde", "ja"]))
     trainer = PPOTrainer(
@@ -127,7 +114,7 @@ def reward_logs(letters, policy, tmp_path_factory) -> list[dict]:
     pairs = Dataset.from_dict(
         dict(prompt=["ab"] * 8, chosen=["ccc", "cc"] * 4, rejected=["d", "dd"] * 4)
     )
-    args = RewardConfig(str(tmp_path_factory.mktemp("reward")), max_steps=2, **QUIET)
+    args = RewardConfig(str(tmp_path_factory.mktemp("reward")), max_steps=2, **SHORT_RUN)
     trainer = RewardTrainer(scorer_from(policy), args, pairs, pairs, letters)
     trainer.train()
     trainer.evaluate()
@@ -147,7 +134,7 @@ def engine_logs(letters, policy, tmp_path_factory) -> list[dict]:
         kl_estimator="k3",
         advantage_estimator="rloo",
         num_generations=2,
-        **QUIET,
+        **SHORT_RUN,
     )
     with pytest.MonkeyPatch.context() as patch:
         for name, module in vllm_stand_in.modules().items():

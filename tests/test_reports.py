@@ -155,16 +155,6 @@ def test_an_evaluation_before_the_training_reports_too(ppo, tmp_path):
     assert trainer.evaluate()["eval_stopped"] >= 0
 
 
-def test_the_last_update_is_logged_whatever_logging_steps_says(ppo):
-    for settings, wanted in (
-        (dict(logging_steps=2, total_episodes=40), [2, 4, 5]),
-        (dict(logging_steps=10, total_episodes=24), [3]),
-    ):
-        trainer = ppo(**settings)
-        trainer.train()
-        assert [log["step"] for log in logs(trainer)] == wanted
-
-
 # ---- The card ----
 
 

@@ -47,14 +47,6 @@ def half(letters, imports, tmp_path_factory):
     return make, root / "run" / "checkpoint-1", trainer
 
 
-def other_letters(letters):
-    from copy import deepcopy
-
-    other = deepcopy(letters)
-    other.add_tokens(["k"])
-    return other
-
-
 def likes_d(prompts, responses, **columns):
     return [response.count("d") - 0.1 * len(response) for response in responses]
 

@@ -165,33 +165,6 @@ def test_top_k_and_top_p_reach_the_sampler():
 # ---- Padding, stops, leftovers ----
 
 
-# catches: absolute positions that count padding, attention to padding, a cache whose rows are
-# exchanged when some end
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_prompt_does_not_see_its_neighbours(name):
-    model = model_of(name)
-    together = greedy(model, PROMPTS)
-    assert together == [greedy(model, [prompt])[0] for prompt in PROMPTS]
-    assert together == greedy(model, PROMPTS[::-1])[::-1]
-    assert len(set(map(tuple, together))) > 1
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_agrees_with_generate(name):
-    model = model_of(name)
-    prompt, mask = left_pad(PROMPTS, PAD)
-    theirs = model.generate(
-        prompt,
-        attention_mask=mask.long(),
-        max_new_tokens=10,
-        do_sample=False,
-        pad_token_id=PAD,
-        eos_token_id=STOP,
-    )[:, prompt.shape[1] :]
-    theirs = [row[: row.index(STOP) + 1] if STOP in row else row for row in theirs.tolist()]
-    assert greedy(model, PROMPTS) == theirs
-
-
 # catches: rows that go on after their end, a mask without the stop token, stopped where the limit
 # was reached
 def test_rows_end_at_their_stop():

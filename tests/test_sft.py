@@ -108,28 +108,6 @@ def test_labels_stand_on_the_completion():
     ] and batch["input_ids"][0].tolist() == [5, 6, 7, 8, 1]
 
 
-def by_hand(model, rows) -> float:
-    "Mean negative log-likelihood of the completion tokens, row by row, without padding."
-    losses = []
-    for row in rows:
-        logp = model(torch.tensor([row["input_ids"]])).logits[0].log_softmax(-1)
-        losses += [
-            -logp[t - 1, row["input_ids"][t]].item()
-            for t in range(1, row["length"])
-            if row["labels"][t] != -100
-        ]
-    return sum(losses) / len(losses)
-
-
-# catches: a loss over the prompt, over padding, or a mean of row means
-def test_loss_by_hand(trained):
-    trainer = trained(per_device_eval_batch_size=13)
-    model = trainer.model.eval()
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(
-        by_hand(model, trainer.eval_dataset), rel=1e-5
-    )
-
-
 # catches: losses and counts of tokens that are added up in the model's own precision
 def test_losses_of_a_bf16_model_are_added_up_in_float32():
     logits = torch.randn(2, 300, 7, generator=torch.Generator().manual_seed(0)).bfloat16()
@@ -447,18 +425,6 @@ def test_a_resumed_run_is_the_same_bit_for_bit(tokenizer, uneven, tmp_path, kind
             torch.equal(a, b)
             for a, b in zip(whole.model.state_dict().values(), resumed.model.state_dict().values())
         ) and tail(whole) == tail(resumed)
-
-
-# catches: load_best_model_at_end that puts a random head on the best model
-def test_the_best_model_comes_back_whole(trained):
-    trainer = trained(
-        max_steps=4,
-        learning_rate=0.5,
-        **BEST,
-    )
-    trainer.train()
-    best = min(log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(best, rel=1e-6)
 
 
 # catches: a best checkpoint under the name that it has while it is written, other weights at the end

@@ -4,7 +4,6 @@ input."""
 import json
 import math
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +35,6 @@ import rlhf_nb.training.layout
 from rlhf_nb.checkpoint import verify
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.ppo import Objective
-from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.training.layout import Offloaded
 
@@ -78,13 +76,6 @@ def test_a_rollout_by_hand(ppo, letters):
 # ---- Scores ----
 
 
-def test_stop_strings_end_a_response(ppo):
-    r = scored(ppo(missing_eos_penalty=1.0, stop_strings=["b", "ij"]))
-    for text, stopped in zip(r.responses, r.stopped.tolist()):
-        assert stopped == text.endswith(("b", "ij")) and "b" not in text[:-1]
-    assert 0 < r.stopped.sum() < len(r)
-
-
 # catches: the penalty normalised or clipped away, moments that forget the earlier batches
 def test_scores_are_normalised_and_clipped_before_the_penalty(ppo):
     trainer = ppo(normalize_scores=True, score_clip=0.5, missing_eos_penalty=1.0)
@@ -97,28 +88,6 @@ def test_scores_are_normalised_and_clipped_before_the_penalty(ppo):
     assert second.scores.numpy() == pytest.approx(
         wanted, abs=1e-5
     ) and first.raw_scores.tolist() == pytest.approx(likes_c(first.prompts, first.responses))
-
-
-def test_a_reward_model_reads_the_last_token(ppo, letters):
-    reward = scorer_from(tiny_policy(letters, 5, **SIZES), 5)
-    r = scored(ppo(reward))
-    for b in range(len(r)):
-        ids = torch.cat([r.prompt_ids[b][r.prompt_mask[b]], r.response_ids[b][r.mask[b]]])[None]
-        assert r.raw_scores[b].item() == pytest.approx(
-            reward.score(reward.base_model(ids).last_hidden_state[0, -1]).item(), abs=1e-5
-        )
-
-
-# catches: a model that leaves while somebody further out still needs it
-def test_a_model_goes_back_when_the_last_one_has_left():
-    layer = torch.nn.Linear(2, 2)
-    offloaded = Offloaded(layer, "cpu", torch.clone)
-    at_home = layer.weight.data_ptr()
-    with offloaded:
-        with offloaded:
-            away = layer.weight.data_ptr()
-        assert away != at_home and layer.weight.data_ptr() == away
-    assert layer.weight.data_ptr() == at_home and offloaded.depth == 0
 
 
 # catches: a model asked while it is away, fetched once for each chunk, left on the device, or
@@ -199,35 +168,6 @@ def test_columns_reach_the_reward_function(ppo):
 
 
 # ---- Advantages and metrics, once more in numpy ----
-
-
-def gae_by_hand(r: Rollout, gamma: float, lam: float) -> tuple[np.ndarray, np.ndarray]:
-    advantages = np.zeros(r.mask.shape)
-    for b, n in enumerate(r.mask.sum(1).tolist()):
-        following = 0.0
-        for t in reversed(range(n)):
-            after = r.values[b, t + 1].item() if t + 1 < n else 0.0
-            following = (
-                r.rewards[b, t].item()
-                + gamma * after
-                - r.values[b, t].item()
-                + gamma * lam * following
-            )
-            advantages[b, t] = following
-    real = r.mask.numpy()
-    whitened = np.where(
-        real, (advantages - advantages[real].mean()) / advantages[real].std(ddof=1), 0
-    )
-    return whitened, np.where(real, advantages + r.values.numpy(), 0)
-
-
-@pytest.mark.parametrize("gamma, lam", [(1.0, 0.95), (0.9, 0.0), (0.97, 1.0)])
-def test_advantages_by_hand(ppo, gamma, lam):
-    r = scored(ppo(gamma=gamma, lam=lam, kl_coef=0.3))
-    advantages, returns = gae_by_hand(r, gamma, lam)
-    assert r.advantages.numpy() == pytest.approx(
-        advantages, abs=1e-4
-    ) and r.returns.numpy() == pytest.approx(returns, abs=1e-4)
 
 
 # catches: a mean over the rectangle instead of the real tokens, kl_coef of the wrong update, a
@@ -368,22 +308,6 @@ def test_target_kl_stops_the_epochs(ppo, steps):
         learning_rate=1e-1, target_kl=1e-6, num_ppo_epochs=10, num_mini_batches=2, total_episodes=8
     ).train()
     assert 1 < len(steps) < 20
-
-
-def test_the_value_model_has_its_own_rate_and_its_own_start(ppo):
-    trainer = ppo(learning_rate=0.0, value_learning_rate=1e-2)
-    before = weights(trainer)
-    trainer.train()
-    assert unlike(before, weights(trainer)) and all(
-        name.startswith("value.") for name in unlike(before, weights(trainer))
-    )
-    trainer = ppo(value_warmup_updates=2)
-    before = weights(trainer)
-    for _ in range(2):
-        trainer.step()
-    assert unlike(before, weights(trainer)) and all(
-        name.startswith("value.") for name in unlike(before, weights(trainer))
-    )
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(ppo, monkeypatch):
@@ -577,40 +501,9 @@ def test_a_log_across_the_break_is_the_same(ppo):
     assert logs(again)[0]["objective/raw_scores"] == logs(whole)[0]["objective/raw_scores"]
 
 
-DAMAGES = {
-    "gone": "model.safetensors is missing",
-    "changed": "value/model.safetensors is not as it was written",
-    "seed": "its seed is 0, this run's is 1",
-    "batch": "its batch_size is 8, this run's is 4",
-    "state": "trainer_state.json is missing",
-}
-
-
 # catches: a resume that falls back in silence, or one checkpoint's damage that spoils the others
 def test_a_damaged_checkpoint_is_refused_by_name(ppo):
     check_damaged(ppo)
-
-
-def test_a_bad_checkpoint_is_refused(ppo, tmp_path):
-    trainer = ppo(**everything | dict(total_episodes=8))
-    trainer.train()
-    for damage, reason in DAMAGES.items():
-        folder = tmp_path / damage / "checkpoint-1"
-        shutil.copytree(Path(trainer.args.output_dir) / "checkpoint-1", folder)
-        if damage == "gone":
-            (folder / "model.safetensors").unlink()
-        if damage == "state":
-            (folder / "trainer_state.json").unlink()
-        if damage == "changed":
-            path = folder / "value" / "model.safetensors"
-            path.write_bytes(path.read_bytes()[:-1] + b"!")
-        rows = 2 if damage == "batch" else 4
-        changes = dict(seed=int(damage == "seed"), per_device_train_batch_size=rows)
-        other = ppo(output_dir=str(folder.parent), **everything | changes)
-        before = weights(other)
-        with pytest.raises(ValueError, match=reason):
-            other.train(resume_from_checkpoint=str(folder))
-        assert not unlike(before, weights(other)), damage
 
 
 def test_resume_true_takes_the_last_whole_one(ppo):
@@ -655,25 +548,18 @@ def rows(**columns):
 
 
 BAD = [  # settings, what the error must say
-    (rows(prompt=["abc"] * 8 + [""] + ["b"] * 9), "prompt 8 is empty"),
     (
         rows(prompt=["a"] * 8 + ["abc" * 4]),
         "prompt 8 has 12 tokens; with response_length 5 .* 16 positions",
     ),
-    (rows(text=["a"] * 9), "no prompt: rename the column"),
     (
         dict(stop_token="eos", stop_token_id=5),
         "stop_token is 'eos': set one of stop_token, stop_token_id",
     ),
     (dict(stop_token="period"), "stop_token is 'period'"),
     (dict(kl_estimator="k4"), "kl_estimator is 'k4': give one of k1, k2, k3, abs, full"),
-    (dict(kl_controller="pid"), "kl_controller is 'pid'"),
     (dict(missing_eos_penalty=1.0, non_eos_penalty=True), "non_eos_penalty is True"),
-    (rows(prompt=[]), "data set has 0 prompts"),
-    (dict(score_clip=0.0), "score_clip"),
     (dict(dual_clip=0.5), "dual_clip"),
-    (dict(kl_horizon=0), "kl_horizon"),
-    (dict(penalty_reward_value=math.nan, non_eos_penalty=True), "penalty_reward_value"),
     (dict(stop_token_id=12), "stop_token_id is 12"),
     (dict(torch_compile=True), "torch_compile is True: every batch .* Leave it out"),
 ]
@@ -701,14 +587,6 @@ def test_bad_models_are_named(ppo, letters):
         ppo(AutoModelForSequenceClassification.from_config(two))
     with pytest.raises(ValueError, match="model and ref_model are the same object"):
         ppo(model=policy, parts=dict(ref_model=policy))
-
-
-# catches: a value model that is the reward model itself: it is frozen, so nothing is learned (or it
-# is trained, and the reward moves)
-def test_the_reward_model_as_value_model_is_named(ppo, letters):
-    reward = scorer_from(tiny_policy(letters, 0, **SIZES), 0)
-    with pytest.raises(ValueError, match="same object"):
-        ppo(reward, parts=dict(value_model=reward))
 
 
 # catches: evaluate() that reads the trainer's own prompts whatever it was given

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from marks import crossed
-from ppo_fixtures import logs, scored, untimed, weights
+from ppo_fixtures import PROMPTS, logs, scored, untimed, weights
 from test_last_layer import apart
 from torch import tensor
 from transformers import (
@@ -485,7 +485,7 @@ def test_what_a_model_is_given(ppo, how, trims):
     trainer.model.policy.get_input_embeddings().register_forward_pre_hook(
         lambda _, args: seen.append(args[0].shape) if torch.is_grad_enabled() else None
     )
-    r = scored(trainer)
+    r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS)))
     trainer.update(r)
     width = r.prompt_ids.shape[1] + r.response_ids.shape[1]
     assert seen and trims == (min(shape[1] for shape in seen) == 16 < width)

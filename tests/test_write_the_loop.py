@@ -276,7 +276,7 @@ RIGHT = {
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_answer_passes_in_any_style(name, seed):
     "catches: a checker that knows one order of lines, one type of result, or one set of functions"
-    for k in range(10):
+    for k in range(5):  # other draws in each run
         verdict = UPDATE(RIGHT[name], seed + k)
         assert verdict and verdict.text == UPDATE.praise, (seed + k, verdict)
 
@@ -342,7 +342,7 @@ def combinations(count: int) -> list[tuple[str, ...]]:
     return [names for names in itertools.combinations(CLASSIC, count) if apart(names)]
 
 
-@pytest.mark.parametrize("count, most", [(2, 66), (3, 40)])
+@pytest.mark.parametrize("count, most", [(2, 66), (3, 20)])
 def test_combined_mistakes_are_named(count, most, seed):
     """catches: several mistakes at once that pass, and a verdict that names none of them, or one that
     was not made"""
