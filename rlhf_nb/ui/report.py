@@ -24,7 +24,6 @@ from rlhf_nb.ui.html import (
     number_text,
     percent,
     safe_prose,
-    safe_text,
     section_page,
 )
 from rlhf_nb.ui.run_files import (
