@@ -35,6 +35,7 @@ import rlhf_nb.training.layout
 from rlhf_nb.checkpoint import verify
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.ppo import Objective
+from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.training.layout import Offloaded
 
@@ -168,6 +169,35 @@ def test_columns_reach_the_reward_function(ppo):
 
 
 # ---- Advantages and metrics, once more in numpy ----
+
+
+def gae_by_hand(r: Rollout, gamma: float, lam: float) -> tuple[np.ndarray, np.ndarray]:
+    advantages = np.zeros(r.mask.shape)
+    for b, n in enumerate(r.mask.sum(1).tolist()):
+        following = 0.0
+        for t in reversed(range(n)):
+            after = r.values[b, t + 1].item() if t + 1 < n else 0.0
+            following = (
+                r.rewards[b, t].item()
+                + gamma * after
+                - r.values[b, t].item()
+                + gamma * lam * following
+            )
+            advantages[b, t] = following
+    real = r.mask.numpy()
+    whitened = np.where(
+        real, (advantages - advantages[real].mean()) / advantages[real].std(ddof=1), 0
+    )
+    return whitened, np.where(real, advantages + r.values.numpy(), 0)
+
+
+@pytest.mark.parametrize("gamma, lam", [(1.0, 0.95), (0.9, 0.0), (0.97, 1.0)])
+def test_advantages_by_hand(ppo, gamma, lam):
+    r = scored(ppo(gamma=gamma, lam=lam, kl_coef=0.3))
+    advantages, returns = gae_by_hand(r, gamma, lam)
+    assert r.advantages.numpy() == pytest.approx(
+        advantages, abs=1e-4
+    ) and r.returns.numpy() == pytest.approx(returns, abs=1e-4)
 
 
 # catches: a mean over the rectangle instead of the real tokens, kl_coef of the wrong update, a
