@@ -196,38 +196,29 @@ def sheet(*content: str) -> Html:
     return element("div", *content, class_="sheet")
 
 
-def plain_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> Html:
-    "A table of texts whose first column names its rows; its colours come from a style sheet."
-    cells = lambda texts, tag, scope: [element(tag, safe_text(x), scope=scope) for x in texts]
-    body = [
-        element("tr", *cells(row[:1], "th", "row"), *cells(row[1:], "td", None)) for row in rows
-    ]
-    top = element("thead", element("tr", *cells(heads, "th", "col")))
-    return element("table", top, element("tbody", *body))
-
-
 def data_table(
-    caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]], kind: str = ""
-) -> str:
-    """A table whose first column names its rows. Text is escaped; Html goes in as it is; None is a
-    dash. `kind` is one more CSS class."""
+    caption: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    kind: str | None = None,  # CSS class of a box that scrolls; None: there is no box
+) -> Html:
+    """A table whose first column names its rows; its colours come from a style sheet. Text is
+    escaped; Html goes in as it is; None is a dash."""
 
     def content(cell: object) -> str:
         return cell if isinstance(cell, Html) else safe_text("–" if cell is None else cell)
 
-    def head(cell: object, scope: str) -> str:
-        # A dark theme colours backgrounds and text separately: both are set, or neither is.
-        return element("th", content(cell), scope=scope, style=inline("head"))
-
-    def line(row: Sequence[object]) -> str:
-        cells = [element("td", content(cell), style=inline("data")) for cell in row[1:]]
-        return element("tr", head(row[0], "row"), *cells)
+    def cells(row: Sequence[object], tag: str, scope: str | None) -> list[Html]:
+        return [element(tag, content(cell), scope=scope) for cell in row]
 
     above = element("caption", escape(caption)) if caption else ""
-    top = element("thead", element("tr", *(head(cell, "col") for cell in heads)))
-    table = element("table", above, top, element("tbody", *map(line, rows)), style="color:inherit")
+    top = element("thead", element("tr", *cells(heads, "th", "col")))
+    lines = [
+        element("tr", *cells(row[:1], "th", "row"), *cells(row[1:], "td", None)) for row in rows
+    ]
+    table = element("table", above, top, element("tbody", *lines))
     around = dict(tabindex=0, role="region", aria_label=caption or heads[0])
-    return element("div", table, class_=f"wide {kind}", **around)
+    return table if kind is None else element("div", table, class_=f"wide {kind}", **around)
 
 
 def missing_note(text: str) -> str:

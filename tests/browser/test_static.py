@@ -1272,7 +1272,7 @@ def test_a_word_is_no_stop_token(tmp_path: Path, read: Callable):
 # for the mouse alone, that of the other signal or the next token
 def test_answers_under_a_reward_model(files: dict[str, Path], read: Callable):
     file, one = read(files["reward"]), scored_pairs()[0]
-    lines = file.page.locator(".answer")
+    lines = file.page.locator(".tinted")
     first = lambda kind="": lines.first.locator(f"span{kind}")
     assert first().all_inner_texts() == ["my", "boss", "sold", "my", "lamp", "<eos>"]
     assert lines.last.inner_text() == "my boss<eos>"
@@ -1283,7 +1283,7 @@ def test_answers_under_a_reward_model(files: dict[str, Path], read: Callable):
     bold = file.page.locator("#asked strong").all_inner_texts()
     assert bold == ["boss", "sold", "tent", "monday", "bored", "sad", "sue"]
     classes = lambda: first().evaluate_all("all => all.map(e => e.className)")
-    steps = lambda: [re.sub(" ?(covered|invented)", "", name) for name in classes()]
+    steps = lambda: [re.sub("token ?| ?(covered|invented)", "", name) for name in classes()]
     assert steps() == ["up tint-4", "down tint-2", "", "", "up tint-1", "up tint-3"]
     first().nth(4).hover()
     bubble = lambda: file.text("#bubble").replace("−", "-")
@@ -1315,7 +1315,7 @@ def test_pairs_are_sorted_and_found(files: dict[str, Path], read: Callable):
     file.page.get_by_label("Find").fill("POST 4")
     assert facts() == 4 and file.text("#where") == "1 of 1"
     file.page.get_by_label("Find").fill("(")
-    assert "No pair is left" in file.text("#facts") and not file.page.locator(".answer").count()
+    assert "No pair is left" in file.text("#facts") and not file.page.locator(".tinted").count()
 
 
 # ---- Hostile text ----
