@@ -699,7 +699,8 @@ def read_page(path):
     script = page.scripts[1][1]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     (policy,) = [meta["content"] for meta in page.all("meta") if "http-equiv" in meta]
-    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    styles = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    assert policy == f"{styles}; script-src 'sha256-{digest}'"
     assert not any(
         name in attributes
         for _, attributes in page.seen

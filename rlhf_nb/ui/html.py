@@ -151,15 +151,21 @@ def themed(*content: str, sheets: Sequence[str] = ()) -> Html:
     return element("div", style, *content, class_="rlhf")
 
 
+def page_head(title: str, style: str, script: str = "", inline: bool = True) -> str:
+    """The head of a page that fetches nothing. It names the hash of its script, so that a browser
+    runs no other; with `inline` elements may have a style of their own."""
+    digest = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    styles = "'unsafe-inline'" if inline else f"'sha256-{digest(style)}'"
+    policy = f"default-src 'none'; img-src data:; style-src {styles}"
+    policy += f"; script-src 'sha256-{digest(script)}'" * bool(script)
+    return asset("head.html").format(policy=policy, title=escape(title), style=style)
+
+
 def themed_page(title: str, *content: str, sheets: Sequence[str] = ()) -> str:
     "A whole page of some markup, which runs no script, and no style sheet but its own."
-    style = "".join(map(asset, ("theme.css", *sheets)))
-    return asset("page.html").format(
-        title=escape(visible(title)),
-        digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-        style=style,
-        body="".join(content),
-    )
+    head = page_head(visible(title), "".join(map(asset, ("theme.css", *sheets))), inline=False)
+    body = element("body", element("main", *content), class_="rlhf")
+    return f"{head}{body}</html>"
 
 
 def tinted_text(
@@ -290,9 +296,8 @@ def section_page(title: str, lead: str, sections: Mapping[str, str]) -> str:
         head = element("h2", escape(name), id=f"s{i}")
         links += element("li", element("a", escape(name), href=f"#s{i}"))
         body += element("section", head, markup, aria_labelledby=f"s{i}")
-    return asset("report.html").format(
-        title=escape(visible(title)),
-        style=asset("theme.css") + asset("report.css"),
+    style = asset("theme.css") + asset("report.css")
+    return page_head(visible(title), style) + asset("report.html").format(
         heading=safe_text(title),
         lead=safe_text(lead),
         first=escape(first),
@@ -303,14 +308,10 @@ def section_page(title: str, lead: str, sections: Mapping[str, str]) -> str:
 
 
 def script_page(
-    template: str, script: str, style: str, data: Mapping[str, Any], **parts: str
+    template: str, title: str, script: str, style: str, data: Mapping[str, Any], **parts: str
 ) -> str:
-    """A whole page with one script and the data that it reads. The page names the script's hash, so
-    that a browser runs no other; the data cannot close their element, whatever is in them."""
-    return asset(template).format(
-        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        script=script,
-        data=json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
-        style=style,
-        **parts,
-    )
+    """A whole page with one script and the data that it reads. They cannot close their element,
+    whatever is in them."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    body = asset(template).format(title=escape(title), script=script, data=text, **parts)
+    return page_head(title, style, script) + body

@@ -328,6 +328,7 @@ class RewardView(Html):
         look = dict(signal=self.signal, sort="worst mistakes first", only="all", find="")
         page = script_page(
             "pairs.html",
+            "Reward model",
             SCRIPT + asset("pairs.js"),
             STYLE + "".join(map(asset, SHEETS)),
             dict(

@@ -861,7 +861,7 @@ def test_facts_are_coloured_where_the_judge_knows_them(tmp_path: Path, read: Cal
     assert told("covered") == ["boss", "sold", "bored"] and told("invented") == ["lamp"]
     marks = file.text(".claims")
     assert "covers 3 of 7" in marks and "invents lamp" in marks
-    assert "leaves out what, when, feeling, question" in marks
+    assert "leaves out what: tent, when: monday, feeling: sad, question: sue" in marks
     in_prompt = lambda kind: file.page.locator(f".prompt mark.{kind}").all_inner_texts()
     assert in_prompt("covered") == ["boss", "sold", "bored"]
     assert in_prompt("missing") == ["tent", "monday", "sad", "sue"]
@@ -1279,7 +1279,7 @@ def test_answers_under_a_reward_model(files: dict[str, Path], read: Callable):
     told = [first(f".{kind}").all_inner_texts() for kind in ("covered", "invented")]
     assert told == [["boss", "sold"], ["lamp"]]
     claims = file.text(".claims >> nth=0")
-    assert "covers 2 of 7 facts, invents lamp, leaves out" in claims and "what: tent" in claims
+    assert "covers 2 of 7 facts ✗ invents lamp leaves out" in claims and "what: tent" in claims
     bold = file.page.locator("#asked strong").all_inner_texts()
     assert bold == ["boss", "sold", "tent", "monday", "bored", "sad", "sue"]
     classes = lambda: first().evaluate_all("all => all.map(e => e.className)")

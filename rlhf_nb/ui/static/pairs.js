@@ -1,5 +1,4 @@
-// Pairs of answers under a reward model. It is joined behind the reader's module, whose make, placeBubble, shown, exact, named and
-// claimsOf it uses.
+// Pairs of answers under a reward model. It is joined behind the reader's module, whose functions it uses.
 const pairsPage = data => {
   const $ = id => document.getElementById(id), at = { ...data.look, place: 0 };
   const order = { "worst mistakes first": p => p.margin, "closest calls first": p => Math.abs(p.margin),
@@ -45,11 +44,7 @@ const pairsPage = data => {
       const token = make("span", { parent: line, text: word, className: ["token", tint, claims?.marks[t]].filter(Boolean).join(" "), tabIndex: t ? -1 : 0,
         onmouseenter: told, onmouseleave: hush, onfocus: told, onblur: hush });
     });
-    if (claims) {
-      const judged = make("p", { parent, className: "quiet claims", text: `The gold judge: covers ${claims.told.size} of ${Object.keys(pair.told).length} facts`
-        + (claims.invented.length ? `, invents ${claims.invented.join(", ")}` : "") + (claims.missing.length ? ", leaves out " : "") });
-      for (const slot of claims.missing) judged.append(make("mark", { className: "missing", text: `○ ${slot}: ${pair.told[slot]}` }), " ");
-    }
+    if (claims) drawClaims(make("p", { parent, className: "claims" }), claims);
     const fold = make("details", { parent });
     make("summary", { parent: fold, text: `${name}: all numbers` });
     const table = make("table", { parent: fold });
