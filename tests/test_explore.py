@@ -435,7 +435,7 @@ def test_a_page_runs_one_script_and_asks_for_nothing(framed, tmp_path):
     text = path.read_text(encoding="utf-8")
     assert text == page(framed[0].grid())
     assert (
-        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-" in text
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-" in text
     )
     assert (
         "http://" not in text.replace("http://www.w3.org/2000/svg", "") and "https://" not in text

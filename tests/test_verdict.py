@@ -91,10 +91,10 @@ def test_intervals_are_to_scale():
     table = Reader(headline(dict(verdict=VERDICT[::-1])))
     (rows,) = table.cells
     assert [[text for *_, text in row] for row in rows[1:]] == [
-        ["SFT at 0.01", "20.0 %", "", "0.0 %"],
-        ["PPO at 0.01", "90.0 %", "", "0.0 %"],
-        ["SFT at 1", "50.0 %", "", "25.0 %"],
-        ["PPO at 1", "40.0 %", "", "25.0 %"],
+        ["SFT at 0.01", "20.0 %", "", "10.0–25.0 %"],
+        ["PPO at 0.01", "90.0 %", "", "80.0–95.0 %"],
+        ["SFT at 1", "50.0 %", "", "40.0–55.0 %"],
+        ["PPO at 1", "40.0 %", "", "30.0–45.0 %"],
     ]
     bars = [a["style"] for a in table.all("span") if a.get("style", "").startswith("left")]
     for bar, rate in zip(bars, RATES.values(), strict=True):
@@ -258,7 +258,12 @@ def test_what_is_above_is_not_in_the_list_again(world):
     assert "the best and the worst are above" in shown
     whole = posts_section(frame, first=5)
     assert sorted(titles(whole)) == [f"Post {i} of 5" for i in range(5)] and "above" not in whole
-    assert "Post 2 of 5: −1.00 points" in whole
+    assert "Post 2 of 5: −1.00 points" in whole and "Where PPO did" in whole
+    # catches: the worst example once more as the first of those that PPO harmed
+    assert "Post 2 of 5" not in shown and "lost points on no other post" in shown
+    frame = frame_of(world, [3.0, -3.0, -1.0, -2.0, -4.0])
+    harmed = posts_section(frame, first=1, worst=2, above=[0, 4]).split("Where else PPO did")[1]
+    assert re.findall(r"Post (\d) of 5", harmed) == ["1", "3"]
 
 
 def test_harm_is_shown_worst_first_and_spread_only_among_equals(world):

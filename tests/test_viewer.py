@@ -699,7 +699,8 @@ def read_page(path):
     script = page.scripts[1][1]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     (policy,) = [meta["content"] for meta in page.all("meta") if "http-equiv" in meta]
-    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    styles = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    assert policy == f"{styles}; script-src 'sha256-{digest}'"
     assert not any(
         name in attributes
         for _, attributes in page.seen
@@ -1030,12 +1031,21 @@ def test_report_has_it_all(whole):
     assert "on 80.1 % of 2,000 test posts, and SFT's on 42.3 %" in text
     assert "Sampled, temperature 1: +20 points, from 41.0 % to 61.0 %." in text
     assert text.count("Bad form: 1.0 % of PPO's summaries, 1.0 % of SFT's.") == 2
-    _, results, *after = [x for x in reader.tables if x[0] != ["From", "Summary", "Score", "Gold"]]
-    assert [row[:4] for row in results[1:]] == [
-        ["SFT", "1", "41.0 %", "39.0 to 43.0 %"],
-        ["SFT", "0.01", "42.3 %", "40.1 to 44.5 %"],
-        ["PPO", "0.01", "80.1 %", "78.3 to 81.8 %"],
-        ["PPO", "1", "61.0 %", "59.0 to 63.0 %"],
+    gains, results, *after = [
+        x for x in reader.tables if x[0] != ["From", "Summary", "Score", "Gold"]
+    ]
+    assert [row[1::2] for row in gains[1:]] == [
+        ["42.3 %", "40.1–44.5 %"],
+        ["80.1 %", "78.3–81.8 %"],
+        ["41.0 %", "39.0–43.0 %"],
+        ["61.0 %", "59.0–63.0 %"],
+    ]
+    # catches: the win rate and its interval in a second table
+    assert text.count("40.1") == 1 and [row[:3] for row in results[1:]] == [
+        ["SFT", "1", "4.00"],
+        ["SFT", "0.01", "4.00"],
+        ["PPO", "0.01", "4.00"],
+        ["PPO", "1", "4.00"],
     ]
     assert [row[:2] for row in after[0][1:]] == [
         ["all", "75.0 %"],
@@ -1182,8 +1192,8 @@ def test_completions_stand_beside_the_right_post(run):
     ]
     assert [best[3][1], worst[3][1]] == ["ppo 0", "ppo 11"]
     titles = [text for level, text in reader.heads if level == 4]
-    assert titles == [f"Post {i} of 12" for i in range(1, 7)] + [  # post 0 was the best
-        f"Post {i} of 12: {gain} points" for i, gain in ((11, "−6.00"), (10, "−5.00"), (9, "−4.00"))
+    assert titles == [f"Post {i} of 12" for i in range(1, 7)] + [  # 0 was the best, 11 the worst
+        f"Post {i} of 12: {gain} points" for i, gain in ((10, "−5.00"), (9, "−4.00"), (8, "−3.00"))
     ]
     for title, card in zip(titles, cards):
         i = int(title.split()[1].rstrip(":"))
@@ -1228,7 +1238,11 @@ def test_completions_keep_odd_texts(run):
     assert [card[0][1] for card in cards] == ["None", "null", "x"] and [
         card[1][1:] for card in cards
     ] == [["007", "+1.00", "+1.00"], ["(nothing)", "+2.00", "+2.00"], ["nan", "–", "+3.00"]]
-    assert [len(card) for card in cards] == [3, 3, 2] and "lost points on no post" in reader.text
+    assert [len(card) for card in cards] == [
+        3,
+        3,
+        2,
+    ] and "lost points on no other post" in reader.text
     (run / "completions" / "ppo.csv").unlink()
     assert "Only one of the two models" in check_page(report(run).read_text()).text
 
@@ -1295,7 +1309,7 @@ def test_a_run_of_ones_own_has_a_report_of_its_own(tmp_path):
     table = re.search(r"<table[^>]*><caption>Both ends of the run.*?</table>", text, re.S)[0]
     for r in (ends[0], ends[-1]):
         assert f"update {r.info['update']} " in table and visible(r.responses[0]) in table
-    row = re.search(r"raw score, reward per response(.*?)</tr>", text)[1]
-    assert re.findall(r">([\d.]+)<", row) == ["0", "0.625"]
+    words = re.search(r"<strong><bdi>raw score</bdi></strong>(.*?)</figcaption>", text)[1]
+    assert re.search(r"<br>(\S+) → <strong[^>]*>(\S+)</strong>", words).groups() == ("0", "0.62")
     shutil.rmtree(tmp_path / "ppo" / "rollouts")
     assert "train with save_rollouts=True" in report(tmp_path).read_text()

@@ -14,8 +14,8 @@ from rlhf_nb.diagnose.replay_outcome import Outcome, most_moved, shown_numbers
 from rlhf_nb.masks import score_sums
 from rlhf_nb.ui.episodes import end_of, episode_tokens
 from rlhf_nb.ui.html import (
+    data_table,
     element,
-    plain_table,
     safe_prose,
     safe_text,
     sheet,
@@ -50,7 +50,7 @@ def number_table(replay: Any) -> Html:
     heads, outcomes = zip(*columns(replay), strict=True)
     rows = shown_numbers(outcomes)
     body = [[f"{words} ({name})", *map(short, numbers)] for name, words, numbers in rows]
-    return plain_table(["number", *heads], body)
+    return data_table("", ["number", *heads], body)
 
 
 # ---- The ratios ----
@@ -186,7 +186,7 @@ def verdict(replay: Any) -> Html:
     else:
         text = f"Nothing after the update was kept to compare with; the same before it: {compared}."
     rows = [[one.name, one.measured, one.expected] for one in checks]
-    table = plain_table(["check", "measured", "expected"], rows)
+    table = data_table("", ["check", "measured", "expected"], rows)
     fold = element(
         "details", element("summary", "The checks of this replay"), table, class_="words"
     )

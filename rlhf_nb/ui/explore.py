@@ -189,8 +189,7 @@ def page(grid: Mapping[str, Any]) -> str:
     """A whole page with one explorer. It names its script's hash, so that a browser runs no other,
     and asks for nothing."""
     script, style = asset("explorers.js"), asset("theme.css") + asset("explorers.css")
-    parts = dict(title=escape(grid["title"]), body=frame(grid))
-    return script_page("explorer-page.html", script, style, {}, **parts)
+    return script_page("explorer-page.html", grid["title"], script, style, {}, body=frame(grid))
 
 
 # ---- An explorer ----

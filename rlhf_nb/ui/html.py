@@ -151,15 +151,21 @@ def themed(*content: str, sheets: Sequence[str] = ()) -> Html:
     return element("div", style, *content, class_="rlhf")
 
 
+def page_head(title: str, style: str, script: str = "", inline: bool = True) -> str:
+    """The head of a page that fetches nothing. It names the hash of its script, so that a browser
+    runs no other; with `inline` elements may have a style of their own."""
+    digest = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    styles = "'unsafe-inline'" if inline else f"'sha256-{digest(style)}'"
+    policy = f"default-src 'none'; img-src data:; style-src {styles}"
+    policy += f"; script-src 'sha256-{digest(script)}'" * bool(script)
+    return asset("head.html").format(policy=policy, title=escape(title), style=style)
+
+
 def themed_page(title: str, *content: str, sheets: Sequence[str] = ()) -> str:
     "A whole page of some markup, which runs no script, and no style sheet but its own."
-    style = "".join(map(asset, ("theme.css", *sheets)))
-    return asset("page.html").format(
-        title=escape(visible(title)),
-        digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-        style=style,
-        body="".join(content),
-    )
+    head = page_head(visible(title), "".join(map(asset, ("theme.css", *sheets))), inline=False)
+    body = element("body", element("main", *content), class_="rlhf")
+    return f"{head}{body}</html>"
 
 
 def tinted_text(
@@ -196,38 +202,29 @@ def sheet(*content: str) -> Html:
     return element("div", *content, class_="sheet")
 
 
-def plain_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> Html:
-    "A table of texts whose first column names its rows; its colours come from a style sheet."
-    cells = lambda texts, tag, scope: [element(tag, safe_text(x), scope=scope) for x in texts]
-    body = [
-        element("tr", *cells(row[:1], "th", "row"), *cells(row[1:], "td", None)) for row in rows
-    ]
-    top = element("thead", element("tr", *cells(heads, "th", "col")))
-    return element("table", top, element("tbody", *body))
-
-
 def data_table(
-    caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]], kind: str = ""
-) -> str:
-    """A table whose first column names its rows. Text is escaped; Html goes in as it is; None is a
-    dash. `kind` is one more CSS class."""
+    caption: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    kind: str | None = None,  # CSS class of a box that scrolls; None: there is no box
+) -> Html:
+    """A table whose first column names its rows; its colours come from a style sheet. Text is
+    escaped; Html goes in as it is; None is a dash."""
 
     def content(cell: object) -> str:
         return cell if isinstance(cell, Html) else safe_text("–" if cell is None else cell)
 
-    def head(cell: object, scope: str) -> str:
-        # A dark theme colours backgrounds and text separately: both are set, or neither is.
-        return element("th", content(cell), scope=scope, style=inline("head"))
-
-    def line(row: Sequence[object]) -> str:
-        cells = [element("td", content(cell), style=inline("data")) for cell in row[1:]]
-        return element("tr", head(row[0], "row"), *cells)
+    def cells(row: Sequence[object], tag: str, scope: str | None) -> list[Html]:
+        return [element(tag, content(cell), scope=scope) for cell in row]
 
     above = element("caption", escape(caption)) if caption else ""
-    top = element("thead", element("tr", *(head(cell, "col") for cell in heads)))
-    table = element("table", above, top, element("tbody", *map(line, rows)), style="color:inherit")
+    top = element("thead", element("tr", *cells(heads, "th", "col")))
+    lines = [
+        element("tr", *cells(row[:1], "th", "row"), *cells(row[1:], "td", None)) for row in rows
+    ]
+    table = element("table", above, top, element("tbody", *lines))
     around = dict(tabindex=0, role="region", aria_label=caption or heads[0])
-    return element("div", table, class_=f"wide {kind}", **around)
+    return table if kind is None else element("div", table, class_=f"wide {kind}", **around)
 
 
 def missing_note(text: str) -> str:
@@ -299,9 +296,8 @@ def section_page(title: str, lead: str, sections: Mapping[str, str]) -> str:
         head = element("h2", escape(name), id=f"s{i}")
         links += element("li", element("a", escape(name), href=f"#s{i}"))
         body += element("section", head, markup, aria_labelledby=f"s{i}")
-    return asset("report.html").format(
-        title=escape(visible(title)),
-        style=asset("theme.css") + asset("report.css"),
+    style = asset("theme.css") + asset("report.css")
+    return page_head(visible(title), style) + asset("report.html").format(
         heading=safe_text(title),
         lead=safe_text(lead),
         first=escape(first),
@@ -312,14 +308,10 @@ def section_page(title: str, lead: str, sections: Mapping[str, str]) -> str:
 
 
 def script_page(
-    template: str, script: str, style: str, data: Mapping[str, Any], **parts: str
+    template: str, title: str, script: str, style: str, data: Mapping[str, Any], **parts: str
 ) -> str:
-    """A whole page with one script and the data that it reads. The page names the script's hash, so
-    that a browser runs no other; the data cannot close their element, whatever is in them."""
-    return asset(template).format(
-        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        script=script,
-        data=json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
-        style=style,
-        **parts,
-    )
+    """A whole page with one script and the data that it reads. They cannot close their element,
+    whatever is in them."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    body = asset(template).format(title=escape(title), script=script, data=text, **parts)
+    return page_head(title, style, script) + body

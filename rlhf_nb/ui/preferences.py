@@ -25,9 +25,9 @@ from rlhf_nb.ui.explore import (
 from rlhf_nb.ui.html import (
     asset,
     breakable,
+    data_table,
     element,
     error_note,
-    plain_table,
     safe_prose,
     safe_text,
     script_page,
@@ -37,7 +37,7 @@ from rlhf_nb.ui.html import (
     tinted_text,
 )
 from rlhf_nb.ui.preference_labels import Labelling, Labels, report_lines
-from rlhf_nb.ui.reader import SCRIPT
+from rlhf_nb.ui.reader import SCRIPT, STYLE
 from rlhf_nb.ui.reward_scores import (
     PAIR_SIGNALS,
     Refit,
@@ -64,7 +64,7 @@ NOTE = (
 def label_report(labels: Labels) -> Html:
     "How much was labelled, how long it took, how reliable it is."
     rows = list(report_lines(labels).items())
-    table = plain_table(["question", "How good are these labels?"], rows)
+    table = data_table("", ["question", "How good are these labels?"], rows)
     return themed(sheet(table), sheets=SHEETS)
 
 
@@ -99,7 +99,7 @@ def render_labelling(
             parts.append(_pane("Prompt", turns_text(prompt)))
         panes = [_pane(f"Answer {i}", turns_text(text)) for i, text in enumerate(both, 1)]
         parts.append(element("div", *panes, class_="panes"))
-    table = plain_table(["question", "answer"], list(report_lines(work.labels).items()))
+    table = data_table("", ["question", "answer"], list(report_lines(work.labels).items()))
     summary = element("summary", "How good are these labels?")
     return themed(sheet(*parts, element("details", summary, table)), sheets=SHEETS)
 
@@ -293,7 +293,7 @@ def render_pair(
         cells = [(visible_token(token), *map(signed, both)) for token, *both in numbers]
         summary = element("summary", f"{name}: all numbers")
         parts += [element("h4", name), element("p", words, class_="answer")]
-        parts.append(element("details", summary, plain_table(["token", *row], cells)))
+        parts.append(element("details", summary, data_table("", ["token", *row], cells)))
     return Html("".join(parts))
 
 
@@ -328,8 +328,9 @@ class RewardView(Html):
         look = dict(signal=self.signal, sort="worst mistakes first", only="all", find="")
         page = script_page(
             "pairs.html",
+            "Reward model",
             SCRIPT + asset("pairs.js"),
-            "".join(map(asset, ("theme.css", *SHEETS, "facts.css", "pairs.css"))),
+            STYLE + "".join(map(asset, SHEETS)),
             dict(
                 pairs=[pair_record(one) for one in shown],
                 signals=list(PAIR_SIGNALS),

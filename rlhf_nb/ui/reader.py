@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -299,10 +298,10 @@ def write_reader(
     ]
     page = script_page(
         "reader.html",
+        head["title"],
         SCRIPT,
         asset("page.css") + STYLE,
         {**head, "updates": updates, "place": dict(place), "completed": completed or {}},
-        title=escape(head["title"]),
         plain=breakable(plain),
     )
     write_text_atomic(path, page)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -57,36 +56,25 @@ def logged_panels(frame: pd.DataFrame) -> list[Metric]:
     return [metric for metric in in_order("report") if metric.name in logged]
 
 
-def _between(row: Mapping[str, float]) -> str:
-    "An interval of shares."
-    return f"{100 * row['low']:.1f} to {percent(row['high'])}"
-
-
 def verdict_section(results: Mapping[str, Any]) -> str:
-    "Everything that the gold judge counted."
-    heads = "Model,Temperature,Win rate,95 % interval,Gold points,Covered,Invented,Bad form,Stopped"
+    "What the gold judge counted beside the wins and bad form of the headline."
+    heads = ["Model", "Temperature", "Gold points", "Covered", "Invented", "Stopped", "Tokens"]
     rows = [
         [
             row["model"].upper(),
             f"{row['temperature']:g}",
-            percent(row["win_rate"]),
-            _between(row),
             *(
                 exact(number_text(row.get(name)), row.get(name))
                 for name in ("gold", "covered", "invented")
             ),
-            *(percent(row.get(name)) for name in ("malformed", "stopped")),
+            percent(row.get("stopped")),
             exact(number_text(row.get("length"), 1), row.get("length")),
         ]
         for row in results.get("verdict", [])
     ]
-    return (
-        data_table(
-            "Against the references, on test posts", [*heads.split(","), "Tokens"], rows, "numbers"
-        )
-        if rows
-        else missing_note("No results yet: the stage judge writes results.json.")
-    )
+    if not rows:
+        return missing_note("No results yet: the stage judge writes results.json.")
+    return data_table("What a summary holds, on test posts", heads, rows, "numbers")
 
 
 def curve_panels(metrics: Iterable[Mapping[str, Any]]) -> str:
@@ -172,17 +160,6 @@ def next_steps(folder: Path, examples: bool) -> list[str]:
 # ---- A run of one's own: nobody judged it but its reward ----
 
 
-def first_and_last(frame: pd.DataFrame) -> str:
-    "What each metric was in the first update and is in the last."
-    logged = [(metric, frame[metric.name].dropna()) for metric in logged_panels(frame)]
-    show = lambda metric, x: f"{100 * x:.3g} %" if metric.is_share else f"{x:,.4g}"
-    rows = [
-        (f"{metric.label}, {metric.unit}", *(show(metric, x.iloc[i]) for i in (0, -1)))
-        for metric, x in logged
-    ]
-    return data_table("", ["Metric", "First update", "Last update"], rows, "numbers")
-
-
 def own_opening(frame: pd.DataFrame, alarms: Sequence[Suspect]) -> str:
     "What became of a run that has no judge, in a few sentences."
     if not len(frame):
@@ -192,16 +169,18 @@ def own_opening(frame: pd.DataFrame, alarms: Sequence[Suspect]) -> str:
         "No judge but the reward itself has read these answers. Read some of both ends, below, "
         "before you believe its rise."
     )
-    return first_and_last(frame) + paragraphs([escape(line) for line in lines])
+    return paragraphs(lines)
 
 
 def answers_of_both_ends(folder: Path, count: int = 3) -> str:
     "Answers of the first and the last update that was kept, to the same prompts if there are any."
     files = rollout_files(folder)
-    updates = sorted({min(files), max(files)}) if files else []
+    if not files:
+        return ""
+    updates = sorted({min(files), max(files)})
     ends = [merged([Rollout.load(part) for part in files[update]]) for update in updates]
     asked = [[prompt_of(r, i) for i in range(len(r))] for r in ends]
-    shared = [text for text in dict.fromkeys(asked[0]) if text in asked[-1]] if ends else []
+    shared = [text for text in dict.fromkeys(asked[0]) if text in asked[-1]]
     shown = [
         (text, r, prompts.index(text))
         for r, prompts in zip(ends, asked)
@@ -217,7 +196,7 @@ def answers_of_both_ends(folder: Path, count: int = 3) -> str:
         )
         for text, r, i in shown
     ]
-    return data_table("Both ends of the run", ["Prompt", "Answer", "Which"], rows) if rows else ""
+    return data_table("Both ends of the run", ["Prompt", "Answer", "Which"], rows, "")
 
 
 def report(

@@ -35,7 +35,7 @@ from rlhf_nb.rollout import token_texts
 from rlhf_nb.sft import tokenizer_of
 from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.facts import facts_told
-from rlhf_nb.ui.html import element, percent, plain_table, safe_text, sheet, spaced, themed
+from rlhf_nb.ui.html import data_table, element, percent, safe_text, sheet, spaced, themed
 from rlhf_nb.ui.preference_labels import share_sentence
 from rlhf_nb.ui.viz import Html, signed, visible
 
@@ -118,7 +118,7 @@ def render_refit(
         count = f"The model disagrees with you on {len(wrong)} of {len(refit.table)} labels"
         parts.append(element("p", count + f"; the {most} most confident" * (len(wrong) > most)))
         heads = ["pair", "model is sure", "label was", "you chose", "the model prefers"]
-        parts.append(plain_table(heads, rows))
+        parts.append(data_table("", heads, rows))
     else:
         parts.append(element("p", "It agrees with every label."))
     return themed(sheet(*parts), sheets=["sheet.css"])

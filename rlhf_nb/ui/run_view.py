@@ -22,9 +22,9 @@ from rlhf_nb.ui.episodes import (
     prompt_of,
 )
 from rlhf_nb.ui.html import (
+    data_table,
     duration,
     element,
-    plain_table,
     safe_text,
     sheet,
     spaced,
@@ -129,7 +129,7 @@ def curve_figure(
     metric: str,
     points: Points,
     run: Run,
-    span: tuple[int, int] | None = None,  # of the updates; None: those of the points
+    span: tuple[int, int] | None = None,  # of a whole run, whose first value is given as well
 ) -> str:
     "One metric: what it is, a picture, and the same in a sentence; shares in per cent."
     known = metric_of(metric)
@@ -146,15 +146,15 @@ def curve_figure(
     show = lambda value: written(value, max(map(abs, values)))
     marks = [one.update for one in run.changes if one.what == "kl_coef"]
     number = element("strong", show(now), title=f"{now!r} {unit}")
+    start = f"{show(values[0])} → " if span else ""
     after = f" after {run.name} {last:,}; lowest {show(min(values))}, highest {show(max(values))}"
     moved = any(line[0][0] <= u < last for u in marks)
     description = (
         visible(f"{title}, {unit}: {show(now)}{after}") + "; dashed: kl_coef was moved" * moved
     )
     picture = curve_picture(curve_svg(line, marks, run.name, unit, span), description)
-    return element(
-        "figure", element("figcaption", head, element("br"), number, safe_text(after)), picture
-    )
+    words = element("figcaption", head, element("br"), start, number, safe_text(after))
+    return element("figure", words, picture)
 
 
 FEW = tuple(metric.short[0] for metric in in_order("viewer"))  # those that are logged
@@ -225,7 +225,7 @@ def changed_settings(run: Run) -> str:
     rows = [(f"{one.update:,}", str(one)) for one in run.changes]
     moved = any(one.what == "kl_coef" for one in run.changes)
     head = element("h3", "Changed by hand" + "; dashed in the curves" * moved)
-    return head + plain_table([f"After {run.name}", "What"], rows)
+    return head + data_table("", [f"After {run.name}", "What"], rows)
 
 
 def episode_markup(r: Rollout, i: int, signal: str, most: float) -> str:
@@ -241,7 +241,7 @@ def episode_markup(r: Rollout, i: int, signal: str, most: float) -> str:
     parts.append(element("p", tinted_text(words, values, most, signal), class_="answer"))
     if row is not None:
         cells = [(visible_token(token), signed(x)) for token, x in zip(tokens, values)]
-        table = plain_table(["Token", signal], cells)
+        table = data_table("", ["Token", signal], cells)
         summary = element("summary", f"{signal} as numbers")
         parts.append(element("details", summary, table))
     return element("div", *parts, class_="episode")

@@ -55,11 +55,11 @@ def gain_table(
             f"{row['model'].upper()} at {row['temperature']:g}",
             percent(row["win_rate"]),
             stretch(row["low"], row["high"], kind=row["model"].lower()),
-            percent(row.get("malformed")),
+            f"{100 * row['low']:.1f}–{percent(row['high'])}",
         ]
         for row in rows
     ]
-    heads = ["Temperature", "Won", "95 % interval, 0 to 100 %", "Bad form"]
+    heads = ["Temperature", "Won", "0 to 100 %", "95 % interval"]
     return data_table("", heads, lines, "gains")
 
 
@@ -365,7 +365,7 @@ def post_card(title: str, row: Mapping[str, Any], level: int = 4) -> str:
         if pd.notna(row.get(f"text_{who}")):
             text = row[f"text_{who}"].strip()
             lines.append(line(who.upper(), text, number(f"score_{who}"), number(f"gold_{who}")))
-    table = data_table("", ["From", "Summary", "Score", "Gold"], lines)
+    table = data_table("", ["From", "Summary", "Score", "Gold"], lines, "")
     query = post_with_facts(row["query"], facts) if facts else safe_prose(row["query"])
     return asset("post.html").format(level=level, title=escape(title), query=query, table=table)
 
@@ -402,9 +402,9 @@ def posts_section(
             "completions/ppo.csv."
         )
     n, rows = f"{len(frame):,}", rows_of(frame)
+    new = lambda order, count: [i for i in order if i not in above][:count]
     order = spread_posts(frame["query"].tolist(), first + len(above))
-    order = [i for i in order if i not in above][:first]
-    cards = "".join(post_card(f"Post {i:,} of {n}", rows[i]) for i in order)
+    cards = "".join(post_card(f"Post {i:,} of {n}", rows[i]) for i in new(order, first))
     said = dict(first=first, above="; the best and the worst are above" * bool(above))
     unpicked = asset("posts.html").format(legend=asset("legend.html"), cards=cards, **said)
     if not {"gold_sft", "gold_ppo"} <= set(frame.columns):
@@ -418,7 +418,7 @@ def posts_section(
     )
     harm = "".join(
         post_card(f"Post {i:,} of {n}: {signed(float(gain[i]))} points", rows[i])
-        for i in most_harmed(frame, worst)
-    ) or element("p", "Nowhere: it lost points on no post.")
-    worse = element("h3", "Where PPO did most harm")
+        for i in new(most_harmed(frame, worst + len(above)), worst)
+    ) or element("p", f"Nowhere: it lost points on no {'other ' * bool(above)}post.")
+    worse = element("h3", f"Where {'else ' * bool(above)}PPO did most harm")
     return f"{counts}{unpicked}{worse}{harm}"

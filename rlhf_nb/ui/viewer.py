@@ -41,14 +41,12 @@ from rlhf_nb.ui.run_files import (
     RunFolder,
     Suspect,
     Updates,
-    episode_suspects,
     log_or_means,
     ranges_of,
     rollout_files,
     run_suspects,
     spread,
     suspects_of,
-    two_views,
 )
 from rlhf_nb.ui.viz import signal_table, token_strip, token_strips
 from rlhf_nb.ui.what_if import check_chosen
@@ -109,9 +107,6 @@ class RolloutView(Html):
             again=lambda *_: dict(found=[], completed=[]),
             place=self.place,
         )
-
-    def _repr_html_(self) -> str:
-        return str(self)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         return notebook_bundle(self.reader, self._repr_html_(), repr(self), **kwargs)
@@ -425,21 +420,19 @@ class RunBrowser:
     ) -> Path:
         """One file that needs no kernel: some updates with their episodes, the suspects and the
         curves."""
-        files, of_run = (
-            list(self.run.files),
-            run_suspects(log_or_means(self.run), counted=self.run.counted),
-        )
+        files = list(self.run.files)
+        of_run = run_suspects(log_or_means(self.run), counted=self.run.counted)
         odd = {nearest(files, one.update) for one in of_run}
         chosen, said = _chosen_updates(files, updates, odd), ""
-        tokens = int((numbers := self.run.numbers(chosen))["length"].sum())
+        tokens = int(self.run.numbers(chosen)["length"].sum())
         if isinstance(updates, int) and episodes is None and tokens > MOST:
             fewer = _chosen_updates(files, max(1, len(chosen) * MOST // tokens), odd)
             said = (
                 f"{len(fewer)} of {len(chosen)} updates are in this file: all hold {tokens:,} "
                 f"{self.run.counted}, and a file takes {MOST:,}. --update names others."
             )
-            chosen, numbers = fewer, self.run.numbers(fewer)
-        suspects = two_views(numbers) + of_run + episode_suspects(numbers, 6)
+            chosen = fewer
+        suspects = suspects_of(self.run, chosen)
         theirs = sorted({nearest(list(self.other.files), u) for u in chosen}) if self.other else []
         listed = self.updates(chosen, theirs)
         packed, prompts = [], set()

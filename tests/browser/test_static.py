@@ -861,7 +861,7 @@ def test_facts_are_coloured_where_the_judge_knows_them(tmp_path: Path, read: Cal
     assert told("covered") == ["boss", "sold", "bored"] and told("invented") == ["lamp"]
     marks = file.text(".claims")
     assert "covers 3 of 7" in marks and "invents lamp" in marks
-    assert "leaves out what, when, feeling, question" in marks
+    assert "leaves out what: tent, when: monday, feeling: sad, question: sue" in marks
     in_prompt = lambda kind: file.page.locator(f".prompt mark.{kind}").all_inner_texts()
     assert in_prompt("covered") == ["boss", "sold", "bored"]
     assert in_prompt("missing") == ["tent", "monday", "sad", "sue"]
@@ -1272,18 +1272,18 @@ def test_a_word_is_no_stop_token(tmp_path: Path, read: Callable):
 # for the mouse alone, that of the other signal or the next token
 def test_answers_under_a_reward_model(files: dict[str, Path], read: Callable):
     file, one = read(files["reward"]), scored_pairs()[0]
-    lines = file.page.locator(".answer")
+    lines = file.page.locator(".tinted")
     first = lambda kind="": lines.first.locator(f"span{kind}")
     assert first().all_inner_texts() == ["my", "boss", "sold", "my", "lamp", "<eos>"]
     assert lines.last.inner_text() == "my boss<eos>"
     told = [first(f".{kind}").all_inner_texts() for kind in ("covered", "invented")]
     assert told == [["boss", "sold"], ["lamp"]]
     claims = file.text(".claims >> nth=0")
-    assert "covers 2 of 7 facts, invents lamp, leaves out" in claims and "what: tent" in claims
+    assert "covers 2 of 7 facts ✗ invents lamp leaves out" in claims and "what: tent" in claims
     bold = file.page.locator("#asked strong").all_inner_texts()
     assert bold == ["boss", "sold", "tent", "monday", "bored", "sad", "sue"]
     classes = lambda: first().evaluate_all("all => all.map(e => e.className)")
-    steps = lambda: [re.sub(" ?(covered|invented)", "", name) for name in classes()]
+    steps = lambda: [re.sub("token ?| ?(covered|invented)", "", name) for name in classes()]
     assert steps() == ["up tint-4", "down tint-2", "", "", "up tint-1", "up tint-3"]
     first().nth(4).hover()
     bubble = lambda: file.text("#bubble").replace("−", "-")
@@ -1315,7 +1315,7 @@ def test_pairs_are_sorted_and_found(files: dict[str, Path], read: Callable):
     file.page.get_by_label("Find").fill("POST 4")
     assert facts() == 4 and file.text("#where") == "1 of 1"
     file.page.get_by_label("Find").fill("(")
-    assert "No pair is left" in file.text("#facts") and not file.page.locator(".answer").count()
+    assert "No pair is left" in file.text("#facts") and not file.page.locator(".tinted").count()
 
 
 # ---- Hostile text ----

@@ -1,5 +1,4 @@
-// Pairs of answers under a reward model. It is joined behind the reader's module, whose make, placeBubble, shown, exact, named and
-// claimsOf it uses.
+// Pairs of answers under a reward model. It is joined behind the reader's module, whose functions it uses.
 const pairsPage = data => {
   const $ = id => document.getElementById(id), at = { ...data.look, place: 0 };
   const order = { "worst mistakes first": p => p.margin, "closest calls first": p => Math.abs(p.margin),
@@ -34,7 +33,7 @@ const pairsPage = data => {
     const name = ["Chosen", "Rejected"][which], pieces = pair.tokens[which], rows = numbers(pair, which);
     const claims = claimsOf({ prompt: { facts: pair.told }, pieces, text: pieces.join("") }, data.slots);
     make("h2", { parent, text: name });
-    const line = make("p", { parent, className: "answer tinted", role: "group", ariaLabel: `${name}, token by token`, onkeydown: walk });
+    const line = make("p", { parent, className: "tinted text", role: "group", ariaLabel: `${name}, token by token`, onkeydown: walk });
     pieces.forEach((piece, t) => {
       const word = piece.trimStart() || piece || "·";
       line.append(piece && piece.slice(0, piece.length - word.length));
@@ -42,17 +41,13 @@ const pairsPage = data => {
       const step = most > 0 && Number.isFinite(x) ? Math.round(8 * share) : 0;
       const tint = step ? `${x > 0 ? "up" : "down"} tint-${step}` : "";
       const told = () => tell(token, `${piece.trim() || named(piece)}  ${data.signals.map((signal, k) => `${signal} ${exact(rows[k][t])}`).join(" · ")}`);
-      const token = make("span", { parent: line, text: word, className: [tint, claims?.marks[t]].filter(Boolean).join(" "), tabIndex: t ? -1 : 0,
+      const token = make("span", { parent: line, text: word, className: ["token", tint, claims?.marks[t]].filter(Boolean).join(" "), tabIndex: t ? -1 : 0,
         onmouseenter: told, onmouseleave: hush, onfocus: told, onblur: hush });
     });
-    if (claims) {
-      const judged = make("p", { parent, className: "quiet claims", text: `The gold judge: covers ${claims.told.size} of ${Object.keys(pair.told).length} facts`
-        + (claims.invented.length ? `, invents ${claims.invented.join(", ")}` : "") + (claims.missing.length ? ", leaves out " : "") });
-      for (const slot of claims.missing) judged.append(make("mark", { className: "missing", text: `○ ${slot}: ${pair.told[slot]}` }), " ");
-    }
+    if (claims) drawClaims(make("p", { parent, className: "claims" }), claims);
     const fold = make("details", { parent });
     make("summary", { parent: fold, text: `${name}: all numbers` });
-    const table = make("table", { parent: make("div", { parent: fold, className: "wide" }) });
+    const table = make("table", { parent: fold });
     const head = make("tr", { parent: make("thead", { parent: table }) }), body = make("tbody", { parent: table });
     for (const text of ["token", ...data.signals]) make("th", { parent: head, text, scope: "col" });
     pieces.forEach((piece, t) => {

@@ -182,7 +182,14 @@ export const claimsOf = (row, slots) => {  // per token: covered, invented or no
       if (from < word.index + word[0].length && end > word.index) marks[t] = right ? "covered" : "invented";
     });
   }
-  return { marks, told, invented, missing: Object.keys(truth).filter(slot => !told.has(slot)) };
+  return { marks, told, invented, missing: Object.keys(truth).filter(slot => !told.has(slot)).map(slot => `${slot}: ${truth[slot]}`) };
+};
+const drawClaims = (parent, claim, badForm) => {
+  const words = [["covered", `✓ covers ${claim.told.size} of ${claim.told.size + claim.missing.length} facts`]];
+  if (claim.invented.length) words.push(["invented", `✗ invents ${claim.invented.join(", ")}`]);
+  if (claim.missing.length) words.push(["missing", `leaves out ${claim.missing.join(", ")}`]);
+  if (badForm) words.push(["invented", "✗ bad form: not built as the references' sentences are"]);
+  words.forEach(([kind, text]) => { make("mark", { parent, text, className: kind }); parent.append(" "); });
 };
 
 // Which words of one answer another one has not, by their longest common subsequence.
@@ -559,7 +566,7 @@ export const reader = (root, source) => {
       token.onblur = hush;
     });
     drawLegend(names, strips);
-    if (claim) drawClaims(claim, row.badForm);
+    if (claim) drawClaims(claims, claim, row.badForm);
     for (const [key, one] of tool) one.setAttribute("aria-pressed", at.panel === key);
     drawPanel(row, names);
   };
@@ -585,13 +592,6 @@ export const reader = (root, source) => {
     const rows = (pack.rows.some(row => row.signals.clipped) && at.signal === "ratio - 1" ? " A line above: clipped." : "")
       + (current().stored.masked?.includes(1) ? " Grey: masked, nothing is learnt from it." : "");
     legend.prepend(...scaled(at.signal, tried() ? `, ${WAYS[at.seen]}` : ""), `; ${100 * FULL} % of this update is paler.${rows} Hover, or Tab and ← →, for numbers.`);
-  };
-  const drawClaims = (claim, badForm) => {
-    const words = [["covered", `✓ covers ${claim.told.size} of ${claim.told.size + claim.missing.length} facts`]];
-    if (claim.invented.length) words.push(["invented", `✗ invents ${claim.invented.join(", ")}`]);
-    if (claim.missing.length) words.push(["missing", `leaves out ${claim.missing.join(", ")}`]);
-    if (badForm) words.push(["invented", "✗ bad form: not built as the references' sentences are"]);
-    words.forEach(([kind, said]) => { make("mark", { parent: claims, text: said, className: kind }); claims.append(" "); });
   };
 
   // The lines that hold most, beside the text: as high as the text, or as the window.
