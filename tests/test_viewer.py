@@ -1304,7 +1304,9 @@ def test_a_run_of_ones_own_has_a_report_of_its_own(tmp_path):
     check_page(text)
     assert "mini TL;DR" not in text and "No verdict" not in text and "not there" not in text
     assert "Jump. Update 5: KL went from 1.2 to 9" in text and "No judge but the reward" in text
-    assert "5 updates were kept" in text
+    assert "5 updates were kept" in text and "gold" not in re.sub(
+        r"<style.*?</style>", "", text, flags=re.S
+    )
     ends = [merged([Rollout.load(x) for x in files]) for files in rollout_files(tmp_path).values()]
     table = re.search(r"<table[^>]*><caption>Both ends of the run.*?</table>", text, re.S)[0]
     for r in (ends[0], ends[-1]):

@@ -84,11 +84,12 @@ def curve_panels(metrics: Iterable[Mapping[str, Any]]) -> str:
     lines = {name: [(int(x), float(y)) for x, y in line] for name, line in logged.items()}
     if not lines:
         return missing_note("No curves yet: the stage ppo has logged nothing.")
-    hint = (
+    turned = (
         "If the raw score goes on rising while gold turns down, the policy has found what the "
-        "reward model likes and nobody else does. From update to update the score also moves with "
-        "the prompts that were drawn."
+        "reward model likes and nobody else does. "
     )
+    moves = "From update to update the score also moves with the prompts that were drawn."
+    hint = turned * any("gold" in name for name in lines) + moves
     drawn = Run("episode", lines=lines)
     return curves_markup(drawn, None, (0, int(frame["episode"].max()))) + element("p", hint)
 
@@ -196,7 +197,7 @@ def answers_of_both_ends(folder: Path, count: int = 3) -> str:
         )
         for text, r, i in shown
     ]
-    return data_table("Both ends of the run", ["Prompt", "Answer", "Which"], rows, "")
+    return data_table("Both ends of the run", ["Prompt", "Answer", "Which"], rows, "both")
 
 
 def report(
