@@ -42,7 +42,7 @@ quick: lint  ## while you work: lint, export, and the tests that touch what chan
 	@$(BIN)/python tests/check_tree.py export
 	@$(TEST_ENV) $(BIN)/python tests/quick.py $(ARGS)
 
-test: lint check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## before every change goes in: twenty minutes on two cores
+test: lint check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## before every change goes in: ten minutes on two quiet cores
 	@echo "make test: all of it passed. What takes longer was left out: make test-all"
 
 .PHONY: test-all check-slow check-weekly check-wheel-quick
