@@ -423,7 +423,7 @@ def test_episodes_by_keyboard(files: dict[str, Path], read: Callable):
 
 # catches: a digit that chooses the neighbour, a button that changes its look and not the numbers, a
 # strip of the signal that is behind the text, one that cannot be taken away, the largest of an
-# answer for that of the update, or one that loses its sign
+# answer for that of the update, one that loses its sign, or whose number gives way to a still pointer
 def test_signals_by_keyboard(files: dict[str, Path], read: Callable):
     file, r = read(files["rollout"]), rollout(64, 53)
     names = file.signals()
@@ -458,6 +458,13 @@ def test_signals_by_keyboard(files: dict[str, Path], read: Callable):
     place = int(r.kl.abs().argmax())
     assert file.episode() == place // 53
     assert file.text(".bubble").startswith(f"w{place // 53}.{place % 53} token")
+    file.press("n")  # and under a pointer that stands on a token, whichever comes to lie there
+    file.page.locator(".text .token").nth(20).hover()
+    file.press("L")
+    file.page.wait_for_timeout(300)
+    assert file.text(".bubble").startswith(f"w{place // 53}.{place % 53} token")
+    file.page.locator(".text .token").nth(2).hover()
+    assert file.text(".bubble").startswith(f"w{place // 53}.2 token")
 
 
 # catches: a scale for each answer, one outlier that bleaches all else, a scale that nobody tells, a
@@ -558,6 +565,8 @@ def test_masked_tokens_and_a_long_prompt(tmp_path: Path, read: Callable):
     assert grounds[1] == "rgba(0, 0, 0, 0)" != grounds[2]
     assert "Grey: masked" in file.text(".head > .legend")
     file.press("l")
+    assert file.text(".bubble").startswith("b token 3")
+    file.press("L")  # the masked token's log-prob is the lowest
     assert file.text(".bubble").startswith("b token 3")
     for name in (".text .token", ".scale", ".rows b", ".map i"):
         ink = file.page.locator(name).first.evaluate("e => getComputedStyle(e).printColorAdjust")

@@ -325,7 +325,7 @@ export const reader = (root, source) => {
     const letter = Object.keys(LETTERS).find(one => LETTERS[one] === key);
     return [key, button(tools, title, () => toggle(key), { title: `key ${letter}` })];
   });
-  button(tools, "Go to largest", () => toLargest(), { title: "key L: the token that holds most of this signal, of all in the update" });
+  button(tools, "Largest of update", () => toLargest(), { title: "key L: goes to the token of the whole update that holds most of this signal" });
   const keep = () => go({ beneath: at.beneath.includes(at.signal) ? at.beneath.filter(key => key !== at.signal) : [...at.beneath, at.signal].filter(Boolean) });
   const kept = button(tools, "Strip beneath", keep, { title: "key b: keeps this signal in sight while another is behind the text" });
   const plainly = button(tools, "Plain text", () => go({ plain: !at.plain }), { title: "key x" });
@@ -430,6 +430,9 @@ export const reader = (root, source) => {
     placeBubble(bubble, token);
   };
   const hush = () => { bubble.hidden = true; };
+  let pointer = [NaN, NaN];
+  root.addEventListener("mousemove", e => { pointer = [e.clientX, e.clientY]; });
+  const stands = e => e?.clientX === pointer[0] && e?.clientY === pointer[1];  // the page moved, under a pointer that did not
   const running = (box, row, numbers, scale, marks, other, boxes = boxesOf(row.pieces), strips = []) => {
     const code = codeLines(row.text);
     let line = null, lines = 0, block = null;
@@ -462,8 +465,8 @@ export const reader = (root, source) => {
         const most = within(its).map(t => x[t]).reduce((a, b) => depth(b, ruler) > depth(a, ruler) ? b : a);
         return `0 ${7 * k + 2}px var(--paper), 0 ${7 * k + 7}px ${tint(most, ruler, "var(--paper)")}`;
       }).join());
-      token.onmouseenter = () => say(token, row, its);
-      token.onmouseleave = hush;
+      token.onmouseenter = e => { if (!stands(e)) say(token, row, its); };
+      token.onmouseleave = e => { if (!stands(e)) hush(); };
       if (words === piece) return;
       make("i", { parent: token, text: "\n" });
       [line, lines] = [null, lines + 1];
@@ -619,7 +622,7 @@ export const reader = (root, source) => {
   const toLargest = async () => {
     const { way } = scaleFor(pack, at.signal), size = x => way ? way * x : Math.abs(x);
     let most = { x: -Infinity };
-    for (const row of pack.rows) row.signals[at.signal]?.forEach((one, t) => { if (t < row.length && size(one) > most.x) most = { x: size(one), row, t }; });
+    for (const row of pack.rows) row.signals[at.signal]?.forEach((one, t) => { if (t < row.length && !row.stored.masked?.[t] && size(one) > most.x) most = { x: size(one), row, t }; });
     if (!most.row) return;
     await go({ row: most.row.id, ...UNFILTERED });
     toToken(boxesOf(most.row.pieces).findIndex(its => its.to > most.t));
