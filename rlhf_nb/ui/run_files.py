@@ -486,8 +486,9 @@ def run_suspects(
     below = log[log[kl] < -0.5] if (kl := SHORT["KL"]) in log else log[:0]
     for row in below.to_dict("records")[-1:]:
         told = (
-            f"Alarm. Update {row['update']:.0f}: mean KL is {row[kl]:.3g} nats, and a KL is never "
-            "below 0: log-probs of sampler, trainer or reference are not of the same policy or text"
+            f"Alarm. Update {row['update']:.0f}: mean KL is {row[kl]:.3g} nats. If that is not the "
+            "noise of few answers, log-probs of sampler, trainer or reference are not of the same "
+            "policy or text"
         )
         suspects.insert(0, Suspect(int(row["update"]), None, told))
     for name, column in logged.items():
