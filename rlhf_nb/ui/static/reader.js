@@ -325,7 +325,7 @@ export const reader = (root, source) => {
     const letter = Object.keys(LETTERS).find(one => LETTERS[one] === key);
     return [key, button(tools, title, () => toggle(key), { title: `key ${letter}` })];
   });
-  button(tools, "Largest of update", () => toLargest(), { title: "key L: goes to the token of the whole update that holds most of this signal" });
+  const largest = button(tools, "Largest of update", () => toLargest(), { title: "key L: goes to the token of the whole update that holds most of this signal" });
   const keep = () => go({ beneath: at.beneath.includes(at.signal) ? at.beneath.filter(key => key !== at.signal) : [...at.beneath, at.signal].filter(Boolean) });
   const kept = button(tools, "Strip beneath", keep, { title: "key b: keeps this signal in sight while another is behind the text" });
   const plainly = button(tools, "Plain text", () => go({ plain: !at.plain }), { title: "key x" });
@@ -557,6 +557,7 @@ export const reader = (root, source) => {
     const strips = at.plain ? [] : at.beneath.filter(key => names.includes(key));
     running(text, told, numbers, scale, claim?.marks, null, boxes, strips.map(key => [row.signals[key], scaleFor(pack, key)]));
     text.style.setProperty("--strips", strips.length);
+    kept.hidden = largest.hidden = !numbers;  // without a signal they would do nothing
     kept.setAttribute("aria-pressed", at.beneath.includes(at.signal));
     text.classList.toggle("plain", at.plain);
     plainly.setAttribute("aria-pressed", at.plain);
