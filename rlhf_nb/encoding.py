@@ -48,16 +48,16 @@ def check_turns(x: Any, name: str) -> list[Any]:
 def template_settings(row: Mapping[str, Any]) -> dict[str, Any]:
     """What the columns tools and chat_template_kwargs of a row, which may be JSON, give to its chat
     template; not what is decided here. Raises ValueError on other things."""
-    found: dict[str, Any] = dict(tools=list, chat_template_kwargs=dict)
-    for name, kind in found.items():
+    given: dict[str, Any] = {}
+    for name, kind in (("tools", list), ("chat_template_kwargs", dict)):
         x = row.get(name) or kind()
         try:
-            found[name] = without_none(json.loads(x) if isinstance(x, str) else x)
+            given[name] = without_none(json.loads(x) if isinstance(x, str) else x)
         except ValueError as error:
             raise ValueError(f"{name} is {reprlib.repr(x)}: it is no JSON ({error}).") from error
-        if not isinstance(found[name], kind):
+        if not isinstance(given[name], kind):
             raise ValueError(f"{name} is {reprlib.repr(x)}: give a {kind.__name__}.")
-    tools, settings = found.values()
+    tools, settings = given.values()
     decided = "tokenize", "add_generation_prompt", "continue_final_message"
     settings = {name: x for name, x in settings.items() if name not in decided}
     return settings | ({"tools": tools} if tools else {})
@@ -109,8 +109,8 @@ def prompt_text(
     if isinstance(prompt, str):
         return prompt
     started = begun(check_turns(prompt, name))
-    how = "continue_final_message" if started else "add_generation_prompt"
-    return render(prompt, tokenizer, name, **{**settings, how: True})
+    option = "continue_final_message" if started else "add_generation_prompt"
+    return render(prompt, tokenizer, name, **{**settings, option: True})
 
 # %% ../nbs/reference/29_encoding.ipynb #29e00011
 def alike(first: Sequence, second: Sequence) -> int:
@@ -163,12 +163,12 @@ def end_mark(
         return len(last)
     added = "|".join(re.escape(str(x)) for x in tokenizer.added_tokens_decoder.values())
     both = between[: alike(between, last)]  # a mark, and then EOS at the end of a conversation
-    if shared := [found.end() for found in re.finditer(added, both)] if added else []:
+    if shared := [match.end() for match in re.finditer(added, both)] if added else []:
         return shared[-1]
     known = [last and token for token in tokenizer.all_special_tokens] + [tokenizer.eos_token]
     marks = "|".join(re.escape(x) for x in known if x and x != tokenizer.bos_token)
-    if found := re.match(rf"\s*({marks})(?=\s*\S)", between) if marks else None:
-        return found.end()
+    if match := re.match(rf"\s*({marks})(?=\s*\S)", between) if marks else None:
+        return match.end()
     opens = alike(between[::-1], header.removeprefix(tokenizer.bos_token or "")[::-1])
     ends = between[: len(between) - opens]
     if opens and ends:
@@ -200,9 +200,9 @@ def generated(
     template = tokenizer.get_chat_template(None, settings.get("tools"))
     if not re.search(r"\{%-?\s*generation\s*-?%\}", template):
         return None
-    how: dict[str, Any] = {**tokenizer.special_tokens_map, **settings}
-    how |= dict(chat_template=template, return_assistant_tokens_mask=True)
-    return [*render_jinja_template([without_none([*turns])], **how)[1][0]]
+    options: dict[str, Any] = {**tokenizer.special_tokens_map, **settings}
+    options |= dict(chat_template=template, return_assistant_tokens_mask=True)
+    return [*render_jinja_template([without_none([*turns])], **options)[1][0]]
 
 
 def answers_in(
@@ -246,9 +246,9 @@ def answers_in(
         opening = opened(i)
         lead = text[begins[i] : places[i][0]] if i in begins else ""
 
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for i, (start, end) in places.items():
-        at = text.rfind(opening, found[-1][1] if found else 0, start) if opening else -1
+        at = text.rfind(opening, spans[-1][1] if spans else 0, start) if opening else -1
         if i in begins:
             start = begins[i]
         elif at >= 0:
@@ -267,8 +267,8 @@ def answers_in(
                 f"behind turn {i} ({text[end : end + 30]!r}), so that its end cannot be told: put "
                 "{% generation %} and {% endgeneration %} around what the assistant says."
             )
-        found.append((start, end + length))
-    return text, found
+        spans.append((start, end + length))
+    return text, spans
 
 # %% ../nbs/reference/29_encoding.ipynb #29e00014
 class Marked(NamedTuple):
@@ -376,16 +376,16 @@ def marked_pair(
     **settings: Any,  # of the chat template
 ) -> Marked:
     "Prompt and answer as one text, in which the answer counts; see `joined`."
-    whole: Any = joined(prompt, answer)
-    if not isinstance(prompt, str) and whole[0]["role"] != prompt[0]["role"]:
-        prompt = [whole[0], *prompt]  # with the answer's system turn
-    text = render(whole, tokenizer, **settings)
+    turns: Any = joined(prompt, answer)
+    if not isinstance(prompt, str) and turns[0]["role"] != prompt[0]["role"]:
+        prompt = [turns[0], *prompt]  # with the answer's system turn
+    text = render(turns, tokenizer, **settings)
     given = prompt_text(prompt, tokenizer, **settings)
     start = alike(given, text)
     if start < len(given) and not begun(prompt):  # the answer changes how the prompt is written
-        found = answers_in(whole, tokenizer, len(prompt), **settings)[1]
-        start = found[0][0] if found else start
-    text = closed(text, whole, tokenizer, ends, **settings)
+        spans = answers_in(turns, tokenizer, len(prompt), **settings)[1]
+        start = spans[0][0] if spans else start
+    text = closed(text, turns, tokenizer, ends, **settings)
     if ends:
         text = text[:start] + without_stop(text[start:], tokenizer)
     return Marked(text, [(start, len(text))], ends)
@@ -401,9 +401,9 @@ class Encoded(NamedTuple):
 
 def front_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     "What the tokenizer puts in front of a text, such as BOS."
-    plain, whole = (tokenizer("a", add_special_tokens=x)["input_ids"] for x in (False, True))
-    starts = [k for k in range(len(whole)) if whole[k : k + len(plain)] == plain]
-    return whole[: starts[0]] if starts else []
+    plain, with_front = (tokenizer("a", add_special_tokens=x)["input_ids"] for x in (False, True))
+    starts = [k for k in range(len(with_front)) if with_front[k : k + len(plain)] == plain]
+    return with_front[: starts[0]] if starts else []
 
 
 def plain_ids(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
@@ -427,12 +427,12 @@ def encode(rows: Iterable[Marked], tokenizer: PreTrainedTokenizerBase) -> list[E
     """Each text as ids, tokenized as a whole. A token that is only in part an answer's counts as
     the answer's. BOS is in front once, the stop token behind where it belongs."""
     rows, front, stop = list(rows), front_ids(tokenizer), tokenizer.eos_token_id
-    found = []
+    encoded = []
     for row, (ids, counts, merged) in zip(rows, _tokens(rows, tokenizer)):
         if ids[: len(front)] != front:
             ids, counts = [*front, *ids], [False] * len(front) + counts
-        found.append(Encoded([*ids, *[stop] * row.ends], [*counts, *[True] * row.ends], merged))
-    return found
+        encoded.append(Encoded([*ids, *[stop] * row.ends], [*counts, *[True] * row.ends], merged))
+    return encoded
 
 
 def _tokens(rows: list[Marked], tokenizer: PreTrainedTokenizerBase) -> list[Encoded]:
@@ -441,9 +441,9 @@ def _tokens(rows: list[Marked], tokenizer: PreTrainedTokenizerBase) -> list[Enco
     if not (rows and tokenizer.is_fast):
         ids = plain_ids(texts, tokenizer)
         return [_without_offsets(row, one, tokenizer) for row, one in zip(rows, ids)]
-    found = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+    tokenized = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
     encoded = []
-    for row, ids, spans in zip(rows, found["input_ids"], found["offset_mapping"]):
+    for row, ids, spans in zip(rows, tokenized["input_ids"], tokenized["offset_mapping"]):
         words = [*tokenizer.convert_ids_to_tokens(ids)]
         spans = untrimmed(spans, words, len(row.text))
         counts = [
@@ -499,10 +499,10 @@ def token_spans(
     first = read = base = 0  # ids[first:read] are what is decoded before a token for its blanks
     for n in range(1, len(ids) + 1):
         known = str(tokenizer.decode(ids[first:n]))
-        whole = known.rstrip("\ufffd")  # what a character begins with, and does not end
-        end = base + len(whole) - len(str(tokenizer.decode(ids[first:read])))
+        complete = known.rstrip("\ufffd")  # what a character begins with, and does not end
+        end = base + len(complete) - len(str(tokenizer.decode(ids[first:read])))
         ends.append(min(len(text), max([end, *ends[-1:]])))
-        if whole == known:
+        if complete == known:
             first, read, base = read, n, end
     if ends and ends[-1] < len(text):  # it ends within a character
         ends[-1] = len(text)

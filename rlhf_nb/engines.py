@@ -59,14 +59,14 @@ class CachedEngine:
         self.model = model
 
     def generate(
-        self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling
+        self, prompt_ids: Tensor, prompt_mask: Tensor, settings: Sampling
     ) -> tuple[Sample, None]:
         "As `rollout.sample`, in batches of `rows`."
         if self.model is None:
             raise RuntimeError("the engine has no weights yet: call sync(model) before generate.")
         with self.around():
             parts = [
-                sample(self.model, ids, mask, how)
+                sample(self.model, ids, mask, settings)
                 for ids, mask in zip(prompt_ids.split(self.rows), prompt_mask.split(self.rows))
             ]
         return Sample(*map(torch.cat, zip(*parts))), None
@@ -83,12 +83,12 @@ class Answer(NamedTuple):
     finish_reason: str | None  # stop, or length
 
 
-def _problem(row: int, answer: Answer, how: Sampling) -> str | None:
+def _problem(row: int, answer: Answer, settings: Sampling) -> str | None:
     "What is wrong with an answer and how to fix it, or None."
     ids, ended = answer.token_ids, answer.finish_reason
-    if not 0 < len(ids) <= how.response_length:
+    if not 0 < len(ids) <= settings.response_length:
         return (
-            f"row {row} has {len(ids)} tokens, expected 1 to {how.response_length}: check the "
+            f"row {row} has {len(ids)} tokens, expected 1 to {settings.response_length}: check the "
             "engine's own limits."
         )
     if answer.logprobs is None or len(answer.logprobs) != len(ids):
@@ -107,13 +107,13 @@ def _problem(row: int, answer: Answer, how: Sampling) -> str | None:
             f"row {row} ended with {ended!r}, expected 'stop' or 'length': the engine was "
             "interrupted; sample again."
         )
-    stops = list(how.stop_ids)
+    stops = list(settings.stop_ids)
     if any(i in stops for i in ids[:-1]) or (ended == "length" and ids[-1] in stops):
         return (
             f"row {row} continues after one of the stop tokens {stops}: the engine was given "
             "different ones."
         )
-    if ended == "stop" and how.stop_strings is None and ids[-1] not in stops:
+    if ended == "stop" and settings.stop_strings is None and ids[-1] not in stops:
         return (
             f"row {row} stopped at token {ids[-1]}, but the stop tokens are {stops}: the engine "
             "has a stop rule of its own, perhaps from the model's generation config; turn it off."
@@ -124,7 +124,7 @@ def _problem(row: int, answer: Answer, how: Sampling) -> str | None:
 def collect(
     answers: Sequence[Answer],  # B of them
     rows: int,  # B, the number of prompts
-    how: Sampling,
+    settings: Sampling,
     device: torch.device | str = "cpu",
 ) -> tuple[Sample, Tensor]:  # the sample, and the engine's log-probs [B, T], zero on padding
     "An engine's answers as tensors, padded on the right. Raises ValueError if they do not fit."
@@ -134,10 +134,13 @@ def collect(
             "expected one for each; check its log."
         )
     for row, answer in enumerate(answers):
-        if problem := _problem(row, answer, how):
+        if problem := _problem(row, answer, settings):
             raise ValueError(problem)
-    ids = torch.full((rows, how.response_length), how.pad_id)
-    mask, logprobs = torch.zeros_like(ids, dtype=torch.bool), torch.zeros(rows, how.response_length)
+    ids = torch.full((rows, settings.response_length), settings.pad_id)
+    mask, logprobs = (
+        torch.zeros_like(ids, dtype=torch.bool),
+        torch.zeros(rows, settings.response_length),
+    )
     for row, answer in enumerate(answers):
         ids[row, : len(answer.token_ids)] = torch.tensor(answer.token_ids)
         logprobs[row, : len(answer.token_ids)] = torch.tensor(answer.logprobs)
@@ -198,13 +201,13 @@ def _as_saved(model: nn.Module, name: str, weight: Tensor) -> Iterator[tuple[str
 # %% ../nbs/reference/40_engines.ipynb #0bc898be
 def _with_lora(weight: Tensor, layer: _LoraLayer | None) -> Tensor:
     "A whole weight, with the active adapters added."
-    whole = full_tensor(weight.detach())
+    full = full_tensor(weight.detach())
     if layer is None or layer.merged or layer.disable_adapters:
-        return whole
+        return full
     for adapter in layer.active_adapters:
         if adapter in layer.scaling:
-            whole = whole + full_tensor(layer.get_delta_weight(adapter)).to(whole.dtype)
-    return whole
+            full = full + full_tensor(layer.get_delta_weight(adapter)).to(full.dtype)
+    return full
 
 
 @torch.no_grad()
@@ -215,10 +218,10 @@ def policy_weights(
     "The weights one by one, LoRA added in, the model unchanged. Call it on every rank, in step."
     for name, weight, layer in _named_weights(model):
         with gathered([weight, *(layer.parameters() if layer is not None else ())]):
-            whole = _with_lora(weight, layer)
+            full = _with_lora(weight, layer)
             # gathered weights are freed afterwards, so they must be copied
-            whole = whole.to(dtype or whole.dtype, copy=sharded(weight))
-            yield from _as_saved(model, name, whole)
+            full = full.to(dtype or full.dtype, copy=sharded(weight))
+            yield from _as_saved(model, name, full)
 
 
 def weight_shapes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -255,24 +258,24 @@ def check_release(version: str, who: str) -> None:
 
 # %% ../nbs/reference/40_engines.ipynb #d06127ff
 def request(
-    how: Sampling,
+    settings: Sampling,
     seed: int,  # of this row only
 ) -> dict[str, Any]:
     "vLLM's settings, all of them. Below temperature 0.01 greedy: vLLM would round up to 0.01."
-    stops = list(how.stop_strings.stop_strings) if how.stop_strings is not None else None
+    stops = list(settings.stop_strings.stop_strings) if settings.stop_strings is not None else None
     return dict(
         n=1,
-        max_tokens=how.response_length,
-        temperature=how.temperature if how.temperature >= 0.01 else 0.0,
-        top_k=how.top_k,
-        top_p=how.top_p,
+        max_tokens=settings.response_length,
+        temperature=settings.temperature if settings.temperature >= 0.01 else 0.0,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
         min_p=0.0,
         repetition_penalty=1.0,
         presence_penalty=0.0,
         frequency_penalty=0.0,
         seed=seed,
         logprobs=0,
-        stop_token_ids=list(how.stop_ids),
+        stop_token_ids=list(settings.stop_ids),
         ignore_eos=True,
         stop=stops,
         include_stop_str_in_output=True,
@@ -348,7 +351,7 @@ class VLLMEngine:
         self.synced = True
 
     def generate(
-        self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling
+        self, prompt_ids: Tensor, prompt_mask: Tensor, settings: Sampling
     ) -> tuple[Sample, Tensor]:
         "Responses, and the engine's log-probs. Raises RuntimeError before the first sync."
         if not self.synced:
@@ -357,14 +360,14 @@ class VLLMEngine:
         prompts, seeds = _prompts_and_seeds(prompt_ids, prompt_mask)
         outputs = self.llm.generate(
             [dict(prompt_token_ids=ids) for ids in prompts],
-            [self.params(**request(how, seed)) for seed in seeds],
+            [self.params(**request(settings, seed)) for seed in seeds],
             use_tqdm=False,
         )
         if self.sleep:
             self.llm.sleep(level=1)
             self.awake = False
         answers = [answer_of(one) for output in outputs for one in output.outputs]
-        return collect(answers, len(prompts), how, prompt_ids.device)
+        return collect(answers, len(prompts), settings, prompt_ids.device)
 
     def _wake(self) -> None:
         if not self.awake:
@@ -460,10 +463,10 @@ def _version_name(count: int) -> str:
 
 def _check_version(http: _Http, version: str) -> None:
     "Raises RuntimeError unless the server holds the weights that this run sent last."
-    there = http.call("GET", "/weight_info")["weight_version"]
-    if there != version:
+    held = http.call("GET", "/weight_info")["weight_version"]
+    if held != version:
         raise RuntimeError(
-            f"the vLLM server at {http.url} holds weights {there!r}, but this run last sent "
+            f"the vLLM server at {http.url} holds weights {held!r}, but this run last sent "
             f"{version!r}: it was restarted, or another run uses it. Give this run a server of "
             "its own and resume from the last checkpoint, train(resume_from_checkpoint=True)."
         )
@@ -540,20 +543,20 @@ class VLLMServer:
         wait_for_all()  # no rank samples before all weights are there
 
     def generate(
-        self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling
+        self, prompt_ids: Tensor, prompt_mask: Tensor, sampling: Sampling
     ) -> tuple[Sample, Tensor]:
         "Responses, and their log-probs. Raises RuntimeError if the server's weights are not ours."
         if not self.syncs:
             raise RuntimeError("the server has no weights of this run: call sync(model) first.")
         prompts, seeds = _prompts_and_seeds(prompt_ids, prompt_mask)
         with ThreadPoolExecutor(min(len(prompts), 256)) as pool:
-            settings = [request(how, seed) for seed in seeds]
+            settings = [request(sampling, seed) for seed in seeds]
             replies = list(pool.map(partial(_complete, self.http), prompts, settings))
         _check_version(
             self.http, self.version
         )  # afterwards, so that a restart in between is noticed too
         answers = [answer for reply in replies for answer in reply]
-        return collect(answers, len(prompts), how, prompt_ids.device)
+        return collect(answers, len(prompts), sampling, prompt_ids.device)
 
     def close(self) -> None:
         if self.transfer is not None:

@@ -115,13 +115,15 @@ class Completions:
     ids: list[list[int]] = field(default_factory=list)  # of prompt and answer, as they were sampled
 
 # %% ../nbs/reference/46_judging.ipynb #46c2c6ad
-def _drawn_by(engine: Engine, ids: Tensor, mask: Tensor, how: Sampling, seed: int | None) -> Sample:
+def _drawn_by(
+    engine: Engine, ids: Tensor, mask: Tensor, settings: Sampling, seed: int | None
+) -> Sample:
     """Sample with an engine, which takes its seeds from torch's global random state. If a seed is
     given, that state is restored."""
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.default_generator.manual_seed(seed)
-        return engine.generate(ids, mask, how)[0]
+        return engine.generate(ids, mask, settings)[0]
 
 # %% ../nbs/reference/46_judging.ipynb #fa270017
 def complete(
@@ -147,7 +149,7 @@ def complete(
     device, generator = next(model.parameters()).device, None
     if seed is not None:
         generator = torch.Generator(device).manual_seed(seed)
-    how = Sampling(
+    sampling = Sampling(
         response_length,
         tokenizer.pad_token_id,
         tuple(stop_ids),
@@ -163,13 +165,13 @@ def complete(
             x.to(device) for x in left_pad([rows[i] for i in part], tokenizer.pad_token_id)
         )
         if engine is not None:
-            drawn = _drawn_by(engine, ids, mask, how, None if seed is None else seed + start)
+            drawn = _drawn_by(engine, ids, mask, sampling, None if seed is None else seed + start)
         else:
-            drawn = sample(model, ids, mask, how, generator)
+            drawn = sample(model, ids, mask, sampling, generator)
         texts, _ = texts_of(tokenizer, drawn, stop_ids)
         lengths = drawn.mask.sum(1).tolist()
-        whole = [rows[i] + x[:n].tolist() for i, x, n in zip(part, drawn.response_ids, lengths)]
-        answers |= dict(zip(part, zip(texts, drawn.stopped.tolist(), lengths, whole)))
+        token_ids = [rows[i] + x[:n].tolist() for i, x, n in zip(part, drawn.response_ids, lengths)]
+        answers |= dict(zip(part, zip(texts, drawn.stopped.tolist(), lengths, token_ids)))
         on_batch()
     model.train(was_training)
     in_order = [answers[i] for i in range(len(rows))]
@@ -369,8 +371,8 @@ class RewardModelJudge:
         "Compares scores of `score_texts`. A score of NaN gives no verdict."
         ends = zip(*(stopped or [(True, True)] * len(pairs)), strict=True)
         talks = conversations and self.tokenizer.chat_template
-        given, how = (conversations, settings) if talks else (prompts, ())
-        read = partial(score_texts, self.model, self.tokenizer, given, settings=how)
+        given, row_settings = (conversations, settings) if talks else (prompts, ())
+        read = partial(score_texts, self.model, self.tokenizer, given, settings=row_settings)
         scores = [
             read(answers, batch_size=self.batch_size, stopped=end).tolist()
             for answers, end in zip(zip(*pairs), ends)
@@ -388,12 +390,12 @@ def _verdicts(
     """The judge's verdicts on pairs as shown: (index, whether swapped). Raises ValueError on
     anything that is not a verdict."""
     turn = lambda pair, turned: tuple(pair[::-1]) if turned else tuple(pair)
-    some = {
+    as_shown = {
         name: [turn(values[i], t) if name == "stopped" else values[i] for i, t in shown]
         for name, values in columns.items()
     }
     verdicts = list(
-        judge([prompts[i] for i, _ in shown], [turn(pairs[i], t) for i, t in shown], **some)
+        judge([prompts[i] for i, _ in shown], [turn(pairs[i], t) for i, t in shown], **as_shown)
     )
     if len(verdicts) != len(shown):
         raise ValueError(
@@ -515,7 +517,7 @@ def judge_pairs(
         v if v is None else float(v if turned else 1 - v) for v, (_, turned) in zip(verdicts, shown)
     ]
     by_prompt = [mine[i::n] for i in range(n)]
-    scores = [_settle(some) for some in by_prompt]
+    scores = [_settle(its_verdicts) for its_verdicts in by_prompt]
     valid = [(i, score) for i, score in enumerate(scores) if score is not None]
     name = str(getattr(judge, "name", None) or getattr(judge, "__name__", type(judge).__name__))
     usage = judge.usage() if hasattr(judge, "usage") else ""
@@ -1003,12 +1005,12 @@ _NAMES = dict(
 def _watched(metrics: pd.DataFrame) -> pd.DataFrame:
     """The monitored curves, under their short names; rows without a score are other log entries,
     and are dropped."""
-    there = {
+    columns = {
         next(name for name in names if name in metrics): short
         for short, names in _NAMES.items()
         if any(name in metrics for name in names)
     }
-    frame = metrics[list(there)].rename(columns=there)
+    frame = metrics[list(columns)].rename(columns=columns)
     if "score" not in frame or not set(frame) - {"update", "score"}:
         raise ValueError(
             f"the columns are {list(metrics.columns)}: give a score "
@@ -1074,9 +1076,9 @@ def hacking_alarms(
     alarms = []
     for kind in set(rules) & set(frame):
         ran, text = rules[kind]
-        if not (seen := risen & ran(now[kind], start[kind])).any():
+        if not (alarmed := risen & ran(now[kind], start[kind])).any():
             continue
-        at = int(seen.idxmax())
+        at = int(alarmed.idxmax())
         alarms.append(
             Alarm(
                 kind,

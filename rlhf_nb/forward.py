@@ -168,10 +168,10 @@ class Forward:
     def logprobs(self, model: nn.Module, r: Rollout) -> Tensor:
         "Log-probs [B, T] of a model that is not trained, over all rows."
 
-        def measure(some: Rollout) -> tuple[Tensor]:
+        def measure(part: Rollout) -> tuple[Tensor]:
             t = self.temperature
             out = response_logprobs(
-                model, *some.sequences, temperature=t, entropy=None, align=self.align
+                model, *part.sequences, temperature=t, entropy=None, align=self.align
             )
             return (out.logprobs,)
 

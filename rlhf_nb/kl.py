@@ -121,10 +121,10 @@ def response_full_kl(
             ref_states, ref_head, _ = response_states(ref, *batch)
         kl = torch.zeros(mask.shape, device=mask.device)
         parts, size = [], max(1, chunk_logits // vocab_size)
-        for some, ref_some in zip(states.split(size), ref_states.split(size)):
-            logits = head(some)
+        for block, ref_block in zip(states.split(size), ref_states.split(size)):
+            logits = head(block)
             with ref_context():
-                ref_logits = ref_head(ref_some)
+                ref_logits = ref_head(ref_block)
             parts.append(full_kl(logits, ref_logits, temperature).float())
     return kl.masked_scatter(mask.bool(), torch.cat(parts))
 

@@ -548,18 +548,18 @@ def merged(model: Any) -> PreTrainedModel:
     if head is not None and head.weight is embedding.weight and layers != (embedding, head):
         head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
     kept = {id(x) for layer in layers if layer is not None for x in layer.parameters()}
-    seen: set[int] = set()
+    tied: set[int] = set()
     for part in inner.modules():  # layers that an adapter repeats have weights in common
         for name, weight in [*part.named_parameters(recurse=False)]:
-            if id(weight) in seen - kept:
+            if id(weight) in tied - kept:
                 setattr(part, name, nn.Parameter(weight.detach().clone(), requires_grad=False))
-            seen.add(id(weight))
-    whole: PreTrainedModel = model.merge_and_unload()
-    embedding, head = whole.get_input_embeddings(), whole.get_output_embeddings()
+            tied.add(id(weight))
+    full: PreTrainedModel = model.merge_and_unload()
+    embedding, head = full.get_input_embeddings(), full.get_output_embeddings()
     if head is not None and head.weight is not embedding.weight:
-        for config in (whole.config, whole.config.get_text_config()):
+        for config in (full.config, full.config.get_text_config()):
             config.tie_word_embeddings = False
-    return whole
+    return full
 
 # %% ../nbs/reference/35_model_loading.ipynb #384c1396
 def check_vocabulary(

@@ -433,10 +433,10 @@ def grpo_steps(
     step, steps = ends.long().cumsum(1) - ends.long(), ends.sum(1, keepdim=True)
     own = torch.minimum(step, (steps - 1).clamp(min=0))  # the number of the step of each token
     earned = torch.zeros_like(rewards).scatter_add(1, own, rewards * mask)  # [B, step]
-    there = torch.arange(mask.shape[1], device=mask.device) < steps
-    earned, there = (x.unflatten(0, (-1, size)).flatten(1) for x in (earned, there))  # [B / K, .]
-    earned, count = earned - earned[:, :1], there.sum(1, keepdim=True)
-    centred = (earned - (earned * there).sum(1, keepdim=True) / count) * there
+    real = torch.arange(mask.shape[1], device=mask.device) < steps
+    earned, real = (x.unflatten(0, (-1, size)).flatten(1) for x in (earned, real))  # [B / K, .]
+    earned, count = earned - earned[:, :1], real.sum(1, keepdim=True)
+    centred = (earned - (earned * real).sum(1, keepdim=True) / count) * real
     deviation = (centred.square().sum(1, keepdim=True) / (count - 1)).sqrt()
     to_go = (centred / (deviation + eps)).reshape(mask.shape).flip(1).cumsum(1).flip(1)
     return torch.where(mask & (step < steps), to_go.gather(1, own), 0.0)
@@ -516,9 +516,9 @@ def equal_groups(
     size: int,  # responses in a row that share their prompt
 ) -> Tensor:  # [G] bool, one for each whole group
     "True where all responses to a prompt have the same score, those of tokens added up."
-    whole = slice(len(r) // size * size)
-    prompts = r.prompt_ids.masked_fill(~r.prompt_mask.bool(), -1)[whole].unflatten(0, (-1, size))
-    scores = score_sums(r.scores)[whole].unflatten(0, (-1, size))
+    complete = slice(len(r) // size * size)
+    prompts = r.prompt_ids.masked_fill(~r.prompt_mask.bool(), -1)[complete].unflatten(0, (-1, size))
+    scores = score_sums(r.scores)[complete].unflatten(0, (-1, size))
     same = (scores == scores[:, :1]).all(1)
     return same[~prompts.diff(dim=1).flatten(1).any(1)]
 

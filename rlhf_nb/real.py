@@ -92,8 +92,8 @@ def to_the_point(
             prompt = left_pad([asked[(i + k * n // (1 + others)) % n] for i in rows], 0)
             response = right_pad([response_ids[i] for i in rows], 0)
             ids, real, after, mask = (x.to(model.device) for x in (*prompt, *response))
-            found = response_logprobs(model, ids, real, after, mask, entropy=None).logprobs
-            nats[start : start + len(rows), k] = (found * mask).sum(1).cpu()
+            logprobs = response_logprobs(model, ids, real, after, mask, entropy=None).logprobs
+            nats[start : start + len(rows), k] = (logprobs * mask).sum(1).cpu()
     return (nats[:, :1] > nats[:, 1:]).all(1).tolist()
 
 # %% ../nbs/reference/61_real.ipynb #c0a1e2f2

@@ -156,8 +156,8 @@ def marked_answers_of(
     if row.get("prompt") is not None:
         return [marked_pair(row["prompt"], row[name], tokenizer, **settings) for name in ANSWERS]
     both = [(render(row[name], tokenizer, **settings), row[name]) for name in ANSWERS]
-    whole = (closed(text, x, tokenizer, **settings) for text, x in both)
-    texts = [without_stop(text, tokenizer) for text in whole]
+    complete = (closed(text, x, tokenizer, **settings) for text, x in both)
+    texts = [without_stop(text, tokenizer) for text in complete]
     return [Marked(text, [(-1, len(text))], True) for text in texts]
 
 # %% ../nbs/reference/38_reward_training.ipynb #00d79c69
@@ -328,10 +328,10 @@ def encode_pairs(
             )
         else:
             both, merged = text_pairs(rows, numbers)
-        found = dict(zip(("chosen_ids", "rejected_ids"), map(list, zip(*both))))
+        ids = dict(zip(("chosen_ids", "rejected_ids"), map(list, zip(*both))))
         if "margin" in rows:
-            found["margin"] = [_margin(*each) for each in zip(rows["margin"], numbers)]
-        return {**found, "length": [max(map(len, pair)) for pair in both], "merged": merged}
+            ids["margin"] = [_margin(*each) for each in zip(rows["margin"], numbers)]
+        return {**ids, "length": [max(map(len, pair)) for pair in both], "merged": merged}
 
     return log_counts(mapped(data, encoded, num_proc))
 
@@ -354,8 +354,8 @@ def calibration(
     frame = pd.DataFrame(
         dict(bin=place.tolist(), predicted=predicted.tolist(), observed=observed.tolist())
     )
-    found = frame.groupby("bin").mean()
-    return found.assign(pairs=frame.groupby("bin").size())
+    means = frame.groupby("bin").mean()
+    return means.assign(pairs=frame.groupby("bin").size())
 
 
 def calibration_error(
@@ -378,8 +378,8 @@ def load_reward_model(
         if causal and hasattr(model, "peft_config"):  # as the adapter has trained it
             model = merged(copy.deepcopy(model))
         return scorer_from(model, seed) if causal else load_scorer(model)
-    found, has_head = _with_head(str(model), **kwargs)
-    return found if has_head else fresh_head(found, seed)
+    loaded, has_head = _with_head(str(model), **kwargs)
+    return loaded if has_head else fresh_head(loaded, seed)
 
 
 def load_judge(
@@ -388,12 +388,12 @@ def load_judge(
 ) -> PreTrainedModel:
     """A trained reward model, in the precision it was saved in. Raises ValueError if it has no
     head: its scores would be random."""
-    found, has_head = (
+    judge, has_head = (
         _with_head(name, dtype="auto")
         if level == "response"
         else load_whole(AutoModelForTokenClassification, name, dtype="auto")
     )
-    saved = " ".join(found.config.architectures or ["a model without its class"])
+    saved = " ".join(judge.config.architectures or ["a model without its class"])
     if level != "response" and "TokenClassification" not in saved:
         raise ValueError(f"{name} holds {saved}, {_NO_TOKENS.format(level)}.")
     if level == "response" and "TokenClassification" in saved:
@@ -407,7 +407,7 @@ def load_judge(
             f"Train a reward model from it, rlhf-nb reward --model_name_or_path {name}, and give "
             "its folder."
         )
-    return found
+    return judge
 
 
 _NO_TOKENS = (
@@ -450,8 +450,8 @@ def _check_token_judge(
 
 def _with_head(name: str, **kwargs: Any) -> tuple[PreTrainedModel, bool]:
     "A classifier by name or folder, float32 unless `dtype` is given, and whether it had a head."
-    found, has_head = load_whole(AutoModelForSequenceClassification, name, num_labels=1, **kwargs)
-    return load_scorer(found), has_head
+    loaded, has_head = load_whole(AutoModelForSequenceClassification, name, num_labels=1, **kwargs)
+    return load_scorer(loaded), has_head
 
 # %% ../nbs/reference/38_reward_training.ipynb #971385e2
 @dataclass
@@ -574,8 +574,8 @@ class RewardTrainer(SealedTrainer):
     ):
         args = config_of(RewardConfig, args, "reward")
         tokenizer = tokenizer_with(args, tokenizer_of(model, processing_class))
-        how = args.loading(quantization_config) if isinstance(model, (str, Path)) else {}
-        scorer = fit_embeddings(load_reward_model(model, args.seed, **how), tokenizer)
+        options = args.loading(quantization_config) if isinstance(model, (str, Path)) else {}
+        scorer = fit_embeddings(load_reward_model(model, args.seed, **options), tokenizer)
         scorer = check_head(with_adapter(scorer, peft_config, args.seed), "reward model")
 
         def encode(data: Any) -> Any:
@@ -685,11 +685,11 @@ class RewardTrainer(SealedTrainer):
         self.warn_if_reversed(chosen, rejected)
         known = not (chosen.isnan() | rejected.isnan()).any()
         error = calibration_error(calibration(chosen, rejected)) if known else math.nan
-        found = {**preference_metrics(chosen, rejected), "calibration_error": error}
+        metrics = {**preference_metrics(chosen, rejected), "calibration_error": error}
         if self.own_metrics is not None:  # column 0 should win
             labels = np.zeros(len(chosen), dtype=int)
-            found |= self.own_metrics(EvalPrediction(output.predictions, labels))
-        return found
+            metrics |= self.own_metrics(EvalPrediction(output.predictions, labels))
+        return metrics
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         "Adds the training metrics since the last log, over all ranks, to the loss."
@@ -762,8 +762,8 @@ def score_ids(
     model.eval()
     with whole(model):
         for i in range(0, len(order), batch_size):
-            some = right_pad([rows[j] for j in order[i : i + batch_size]], pad_id)
-            ids, mask = (x.to(model.device) for x in some)
+            batch = right_pad([rows[j] for j in order[i : i + batch_size]], pad_id)
+            ids, mask = (x.to(model.device) for x in batch)
             scores[order[i : i + batch_size]] = sequence_scores(model, ids, mask).cpu()
     model.train(was_training)
     return scores
@@ -777,11 +777,11 @@ def score_marked(
     max_length: int | None = None,  # prompt and answer together; the prompt is cut on its left
 ) -> Tensor:  # [N] float32
     "The reward model's score of each answer, behind its prompt."
-    bos, found = len(front_ids(tokenizer)), []
+    bos, tokens = len(front_ids(tokenizer)), []
     for row in encode(rows, tokenizer):
         start = [*row.counts, True].index(True)
-        found.append(answer_ids(row.ids[:start], row.ids[start:], max_length, bos))
-    return score_ids(model, found, tokenizer.pad_token_id, batch_size)
+        tokens.append(answer_ids(row.ids[:start], row.ids[start:], max_length, bos))
+    return score_ids(model, tokens, tokenizer.pad_token_id, batch_size)
 
 
 def score_texts(
@@ -799,7 +799,7 @@ def score_texts(
     its own chat template. The stop token is appended where it was reached."""
     ends = [True] * len(answers) if stopped is None else stopped
     given = zip(prompts, answers, ends, settings or [{}] * len(answers), strict=True)
-    rows = [marked_pair(p, a, tokenizer, end, **how) for p, a, end, how in given]
+    rows = [marked_pair(p, a, tokenizer, end, **options) for p, a, end, options in given]
     return score_marked(model, tokenizer, rows, batch_size, max_length)
 
 # %% ../nbs/reference/38_reward_training.ipynb #f3abaf27
@@ -834,8 +834,8 @@ def center_rewards(
         )
     model.config.reward_center = 0.0
     both = data["prompt"][:], data["completion"][:]
-    how = [template_settings(row) for row in data]
-    scores = score_texts(model, tokenizer, *both, max_length=max_length, settings=how)
+    settings = [template_settings(row) for row in data]
+    scores = score_texts(model, tokenizer, *both, max_length=max_length, settings=settings)
     model.config.reward_center = scores.mean().item()
     return model.config.reward_center
 
@@ -911,7 +911,7 @@ def _listed(x: Any) -> list | None:
 
 def _at_ends(pairs: list, text: str, starts: list[int]) -> list[float]:
     "The number of each pair on the last token that begins before its end; of several, their sum."
-    found, before = [math.nan] * len(starts), 0
+    rewards, before = [math.nan] * len(starts), 0
     end: Any
     number: Any
     for x in pairs:
@@ -924,8 +924,11 @@ def _at_ends(pairs: list, text: str, starts: list[int]) -> list[float]:
         if end < before:
             raise ValueError(f"the end {end} comes after the end {before}: give them in order")
         at = bisect_left(starts, end) - 1 if text else -1
-        found[at], before = float(number) + (0.0 if math.isnan(found[at]) else found[at]), int(end)
-    return found
+        rewards[at], before = (
+            float(number) + (0.0 if math.isnan(rewards[at]) else rewards[at]),
+            int(end),
+        )
+    return rewards
 
 
 def call_reward(
@@ -1144,8 +1147,8 @@ class Judges:
                     score = pad(score, (0, r.mask.shape[1] - score.shape[1]), value=math.nan)
             elif self.tokenizer is not None:
                 stopped = r.stopped.tolist()
-                how: dict[str, Any] = dict(stopped=stopped, settings=r.settings)
-                read = partial(score_texts, tokenizer=self.tokenizer, **how)
+                options: dict[str, Any] = dict(stopped=stopped, settings=r.settings)
+                read = partial(score_texts, tokenizer=self.tokenizer, **options)
                 prompts = r.conversations or r.prompts
                 score = self.placed[name](partial(read, prompts=prompts, answers=r.responses))
             else:
@@ -1163,15 +1166,15 @@ class Judges:
         "True on the tokens whose score the models give: all, or the last of each step."
         if written is None:
             raise ValueError("reward_level judges tokens: give the policy's tokenizer as well.")
-        found = torch.zeros(len(written.ids), width, dtype=torch.bool)
+        judged = torch.zeros(len(written.ids), width, dtype=torch.bool)
         for i, ids in enumerate(written.ids):
             if self.level == "step":
                 ends = step_ends(written.responses[i], self.separator)
                 row = written.on_tokens([(end, 1.0) for end in ends], i)
-                found[i, : len(ids)] = ~torch.tensor(row).isnan()
+                judged[i, : len(ids)] = ~torch.tensor(row).isnan()
             else:
-                found[i, : len(ids)] = True
-        return found
+                judged[i, : len(ids)] = True
+        return judged
 
     def total(
         self,
@@ -1215,8 +1218,10 @@ class Judges:
         for data in sets:
             talks = isinstance(data, Dataset) and "prompt" in data.column_names and len(data)
             if talks and self.models and self.tokenizer and not isinstance(data[0]["prompt"], str):
-                how = template_settings(data[0])
-                render(data[0]["prompt"], self.tokenizer, "a prompt for the reward model", **how)
+                options = template_settings(data[0])
+                render(
+                    data[0]["prompt"], self.tokenizer, "a prompt for the reward model", **options
+                )
         if self.ensemble is None or self.ensemble.center in ("none", "group"):
             return
         for data in sets:
@@ -1272,8 +1277,8 @@ class Judges:
         if self.level != "response" and answers and self.members:
             rows, cuts = [*ids], [len(row) - n for row, n in zip(ids, lengths)]
             if not rows:
-                how = settings or [{}] * len(answers)
-                pairs = zip(prompts, answers, stopped, how, strict=True)
+                options = settings or [{}] * len(answers)
+                pairs = zip(prompts, answers, stopped, options, strict=True)
                 marked = [marked_pair(p, a, tokenizer, end, **x) for p, a, end, x in pairs]
                 encoded = encode(marked, tokenizer)
                 rows = [row.ids for row in encoded]
@@ -1292,8 +1297,8 @@ class Judges:
                 if ids and self.tokenizer is None:
                     return score_ids(model, ids, tokenizer.pad_token_id)
                 reader = self.tokenizer or tokenizer
-                how: dict[str, Any] = dict(stopped=stopped, settings=settings)
-                return score_texts(model, reader, prompts, answers, **how)
+                options: dict[str, Any] = dict(stopped=stopped, settings=settings)
+                return score_texts(model, reader, prompts, answers, **options)
 
         scores = {name: self.placed[name](read) for name in self.members}
         for name, score in scores.items():
@@ -1309,25 +1314,25 @@ class Judges:
         batch_size: int = 64,
     ) -> Tensor:  # [N]
         "The sum of the scores that a classifier of tokens gives in each answer."
-        pad_id, found = written.tokenizer.pad_token_id, []
+        pad_id, sums = written.tokenizer.pad_token_id, []
         with whole(model):
             for i in range(0, len(prompts), batch_size):
                 part = slice(i, i + batch_size)
                 both = left_pad([*prompts[part]], pad_id), right_pad([*written.ids[part]], pad_id)
                 before, real, ids, mask = (x.to(model.device) for pair in both for x in pair)
                 scores = response_values(model, before, real, ids, mask)[:, 1:].cpu()
-                some = Written(written.responses[part], written.ids[part], written.tokenizer)
-                found.append((scores * self.judged(some, scores.shape[1])).sum(1))
-        return torch.cat(found)
+                batch = Written(written.responses[part], written.ids[part], written.tokenizer)
+                sums.append((scores * self.judged(batch, scores.shape[1])).sum(1))
+        return torch.cat(sums)
 
 # %% ../nbs/reference/38_reward_training.ipynb #a20eef33
 def score_rollout(model: PreTrainedModel, r: Episodes, forward: Parts) -> Tensor:
     """Scores [B] of a rollout by a reward model with the policy's tokenizer: the output of its head
     after the last token."""
 
-    def measure(some: Episodes) -> tuple[Tensor]:
-        after = response_values(model, *some.sequences, align=forward.align)
-        return (after.gather(1, some.mask.sum(1, keepdim=True)).squeeze(1),)
+    def measure(part: Episodes) -> tuple[Tensor]:
+        after = response_values(model, *part.sequences, align=forward.align)
+        return (after.gather(1, part.mask.sum(1, keepdim=True)).squeeze(1),)
 
     return forward.over(r, measure)[0]
 
@@ -1336,8 +1341,8 @@ def score_tokens(model: PreTrainedModel, r: Episodes, forward: Parts) -> Tensor:
     """The head's output [B, T] after each response token, zero on padding: of a classifier of
     tokens, where `score_rollout` has that of the last one."""
 
-    def measure(some: Episodes) -> tuple[Tensor]:
-        return (response_values(model, *some.sequences, align=forward.align)[:, 1:],)
+    def measure(part: Episodes) -> tuple[Tensor]:
+        return (response_values(model, *part.sequences, align=forward.align)[:, 1:],)
 
     return forward.over(r, measure)[0]
 
@@ -1426,11 +1431,11 @@ class Ensemble:
 # %% ../nbs/reference/56_ensembles.ipynb #56a0de01
 def ensemble_of(args: PPOConfig) -> Ensemble | None:
     "How the scores of several reward models become one; None: a weighted sum."
-    how = args.reward_aggregation
-    if how == "sum":
+    aggregation = args.reward_aggregation
+    if aggregation == "sum":
         return None
-    center = "none" if how == "mean" else args.reward_center  # a mean needs no common zero
-    return Ensemble(how, args.reward_variance_coef, center, args.num_generations)
+    center = "none" if aggregation == "mean" else args.reward_center  # a mean needs no common zero
+    return Ensemble(aggregation, args.reward_variance_coef, center, args.num_generations)
 
 
 def judges_of(

@@ -48,28 +48,28 @@ def sample(
     model: Any,  # a causal language model, with an adapter or without
     prompt_ids: Tensor,  # [B, P] padded on the left
     prompt_mask: Tensor,  # [B, P] true on real tokens
-    how: Sampling,
+    settings: Sampling,
     generator: torch.Generator | None = None,  # None: torch's global random state
 ) -> Sample:
     "Sample a response to each prompt. The model's own generation config plays no part."
     check_left_padded(prompt_mask)
     rows, device = torch.arange(len(prompt_ids), device=prompt_ids.device), prompt_ids.device
-    ids = torch.full((len(rows), how.response_length), how.pad_id, device=device)
+    ids = torch.full((len(rows), settings.response_length), settings.pad_id, device=device)
     mask = torch.zeros_like(ids, dtype=torch.bool)
     stopped = torch.zeros_like(rows, dtype=torch.bool)
-    ends = torch.tensor(list(how.stop_ids), device=device)
+    ends = torch.tensor(list(settings.stop_ids), device=device)
     writing = Writing(model, prompt_ids, prompt_mask, has_cache(model))
-    for t in range(how.response_length):
-        logits = writing.logits().float().div_(how.temperature)
-        if how.top_k or how.top_p < 1:
-            logits = truncate_logits(logits, how.top_k, how.top_p)
+    for t in range(settings.response_length):
+        logits = writing.logits().float().div_(settings.temperature)
+        if settings.top_k or settings.top_p < 1:
+            logits = truncate_logits(logits, settings.top_k, settings.top_p)
         probs = logits.softmax(-1)
         del logits  # of a large vocabulary, one copy at a time
         token = draw_tokens(probs, generator)
         ids[rows, t], mask[rows, t] = token[:, 0], True
         done = torch.isin(token[:, 0], ends)
-        if how.stop_strings is not None:
-            done |= how.stop_strings(ids[rows, : t + 1], None).to(device)
+        if settings.stop_strings is not None:
+            done |= settings.stop_strings(ids[rows, : t + 1], None).to(device)
         stopped[rows[done]] = True
         if done.all():
             break
@@ -111,8 +111,8 @@ def draw_tokens(
     chance = torch.rand(len(probs), 1, generator=generator, dtype=wide, device=probs.device)
     block = len(probs) if probs.device.type != "cpu" else 2**20 // probs.shape[1]
     tokens = []
-    for some, at in zip(probs.split(max(1, block)), chance.split(max(1, block))):
-        line = some.cumsum(-1, dtype=wide)
+    for p, at in zip(probs.split(max(1, block)), chance.split(max(1, block))):
+        line = p.cumsum(-1, dtype=wide)
         end = line[:, -1:]
         if not bool(((end > 0) & end.isfinite()).all()):
             raise FloatingPointError(
@@ -226,14 +226,14 @@ def cache_gap(
         output = model(**accepted(real.forward, inputs | dict(use_cache=False)))
         alone.append(output.logits[0, -STEPS - 1 : -1].float())
     ids, mask = left_pad([row[:-STEPS].tolist() for row in rows], 0)
-    writing, there = Writing(model, ids.to(device), mask.to(device), cached), [0, 1, 2]
+    writing, active = Writing(model, ids.to(device), mask.to(device), cached), [0, 1, 2]
     gaps = []
     for t in range(STEPS):
-        wanted = torch.stack([alone[i][t] for i in there])
+        wanted = torch.stack([alone[i][t] for i in active])
         gaps.append((writing.logits().float() - wanted)[wanted.isfinite()])
-        stay = torch.tensor([t != 0 or i != 1 for i in there], device=device)
-        writing.add(torch.stack([rows[i][t - STEPS] for i in there])[:, None], stay)
-        there = [i for i, keep in zip(there, stay.tolist()) if keep]
+        stay = torch.tensor([t != 0 or i != 1 for i in active], device=device)
+        writing.add(torch.stack([rows[i][t - STEPS] for i in active])[:, None], stay)
+        active = [i for i, keep in zip(active, stay.tolist()) if keep]
     known = torch.cat(alone)[torch.cat(alone).isfinite()]
     if not len(known):  # weights that have diverged, which `draw_tokens` reports
         return 0.0
@@ -249,7 +249,7 @@ def has_cache(model: Any) -> bool:
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
     """The text of each token, as a part of their whole text: together they are `decode(ids)`. Of
     tokens that are parts of one character the first has all of it, and the others are empty."""
-    whole, texts = str(tokenizer.decode(ids)), list[str]()
+    complete, texts = str(tokenizer.decode(ids)), list[str]()
     decoded = lambda t, width=1: str(tokenizer.decode(ids[t : t + width]))
     while (t := len(texts)) < len(ids):
         for width in range(1, min(8, len(ids) - t) + 1):  # a character has up to four bytes
@@ -258,10 +258,10 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]
         else:
             width, text = 1, decoded(t)
         texts += [text, *[""] * (width - 1)]
-    if "".join(texts) == whole:
+    if "".join(texts) == complete:
         return texts
     # Broken bytes, or a decoder that puts blanks between tokens.
-    texts = [whole[start:end] for start, end in token_spans(tokenizer, ids, whole)]
+    texts = [complete[start:end] for start, end in token_spans(tokenizer, ids, complete)]
     for t in range(len(texts) - 1, 0, -1):  # what completes a character has it, until here
         if not texts[t - 1] and "\ufffd" in decoded(t - 1):
             alone = decoded(t)
@@ -369,10 +369,10 @@ def load_rollout(path: Path) -> Rollout:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}
         if header.get("schema") == SCHEMA:
-            found = Rollout(**tensors, **from_json(header["described"]))
-            if (wrong := _misfit(found)) is not None:
+            rollout = Rollout(**tensors, **from_json(header["described"]))
+            if (wrong := _misfit(rollout)) is not None:
                 raise ValueError(f"{wrong} does not fit the other fields")
-            return found
+            return rollout
     except FileNotFoundError:
         raise
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:

@@ -24,7 +24,7 @@ class Engine(Protocol):
         "Copy the policy's current weights. Call it on every rank."
 
     def generate(
-        self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling
+        self, prompt_ids: Tensor, prompt_mask: Tensor, settings: Sampling
     ) -> tuple[Sample, Tensor | None]:
         "A response to each prompt [B, P], and the engine's log-probs [B, T], zero on padding."
 
@@ -63,12 +63,14 @@ def mismatch(
 ) -> dict[str, Tensor]:  # sums of weight, capped, kl, gap and tokens; and the maximum weight_max
     "Engine against trainer: sums over tokens, to divide by `tokens`; kl is KL(engine, trainer)."
     gap = log_ratio(logprobs, engine_logprobs, mask, cap=LOG_WEIGHT_CAP)
-    whole, weights = (importance_weights(logprobs, engine_logprobs, mask, c) for c in (None, cap))
+    uncapped, weights = (
+        importance_weights(logprobs, engine_logprobs, mask, c) for c in (None, cap)
+    )
     sums = dict(
         weight=weights,
-        capped=(whole > weights).float(),
+        capped=(uncapped > weights).float(),
         kl=torch.expm1(gap) - gap,
         gap=gap.abs(),
         tokens=torch.ones_like(gap),
     )
-    return {**{name: masked_sum(x, mask) for name, x in sums.items()}, "weight_max": whole.max()}
+    return {**{name: masked_sum(x, mask) for name, x in sums.items()}, "weight_max": uncapped.max()}

@@ -110,14 +110,14 @@ def marked_row(
         raise ValueError("it is no conversation, and assistant_only_loss is True.")
     first += first > 0 and turns[0]["role"] != row["prompt"][0]["role"]  # a system turn in front
     goes_on = first > 0 and turns[first - 1] != without_none(row["prompt"][-1])
-    found = marked_answers(turns, tokenizer, first - goes_on, **settings)
-    if goes_on and found.answers:  # what the prompt has begun is no answer
-        (start, end), *others = found.answers
+    marked = marked_answers(turns, tokenizer, first - goes_on, **settings)
+    if goes_on and marked.answers:  # what the prompt has begun is no answer
+        (start, end), *others = marked.answers
         start = max(start, len(prompt_text(row["prompt"], tokenizer, **settings)))
-        found = found._replace(answers=[(start, end), *others])
-    if not found.answers:
+        marked = marked._replace(answers=[(start, end), *others])
+    if not marked.answers:
         raise ValueError("no turn of it is the assistant's: drop it.")
-    return found
+    return marked
 
 # %% ../nbs/reference/37_sft.ipynb #cb4da106
 def labelled(
@@ -191,30 +191,30 @@ def encode_rows(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int | None = None,  # a prompt is cut on its left, never a completion
     num_proc: int | None = None,
-    **how: Any,  # of `marked_row`
+    **options: Any,  # of `marked_row`
 ) -> Any:  # columns input_ids, labels (-100 on what does not count), length
     """Rows of any form as ids. Raises ValueError on columns of no such form, and names a row that
     cannot teach."""
-    columns, text = columns_of(data), how.get("text_field", "text")
-    pairs = {"prompt", "completion"} <= set(columns) and how.get("format_row") is None
+    columns, text = columns_of(data), options.get("text_field", "text")
+    pairs = {"prompt", "completion"} <= set(columns) and options.get("format_row") is None
     known = {"messages", "conversations", "input_ids", text} & set(columns)
-    if not (pairs or known or how.get("format_row")):
+    if not (pairs or known or options.get("format_row")):
         raise ValueError(
             f"the data set has columns {columns}: supervised fine-tuning needs prompt and "
             f"completion, messages, input_ids, or {text}, which dataset_text_field names."
         )
-    if how.get("completion_only") and not (pairs or "completion_mask" in columns):
+    if options.get("completion_only") and not (pairs or "completion_mask" in columns):
         raise ValueError(
             "completion_only_loss is True: give prompt and completion, and no formatting_func."
         )
     masks = {"labels", "assistant_masks"}
-    if how.get("assistant_only") and "input_ids" in columns and not masks & set(columns):
+    if options.get("assistant_only") and "input_ids" in columns and not masks & set(columns):
         raise ValueError(
             "assistant_only_loss is True and the data set has input_ids: give labels, or "
             "assistant_masks with a 1 for each id that is the assistant's."
         )
-    bos, only = len(front_ids(tokenizer)), how.get("completion_only")
-    prompted = bos if pairs and how.get("completion_only") is not False else None
+    bos, only = len(front_ids(tokenizer)), options.get("completion_only")
+    prompted = bos if pairs and options.get("completion_only") is not False else None
 
     def encoded(rows: dict[str, list], numbers: list[int]) -> dict[str, list]:
         said, merged = [0] * len(numbers), [False] * len(numbers)
@@ -228,13 +228,13 @@ def encode_rows(
                 made.append((row["input_ids"][first:], counted[first:]))
         else:
             texts = [
-                numbered(n, marked_row, row, tokenizer, **how)
+                numbered(n, marked_row, row, tokenizer, **options)
                 for n, row in zip(numbers, rows_of(rows))
             ]
             if numbers[0] == 0 and texts[0].ends:
                 warn_of_end(texts[0].text, tokenizer)
-            found = labelled(texts, tokenizer)
-            made, merged = [row[:2] for row in found], [row[2] for row in found]
+            tokenized = labelled(texts, tokenizer)
+            made, merged = [row[:2] for row in tokenized], [row[2] for row in tokenized]
             said = [len(text.answers) + text.left_out for text in texts]
         kept = [numbered(n, fit_row, *row, max_length, prompted) for n, row in zip(numbers, made)]
         ids, labels = map(list, zip(*kept))
@@ -431,8 +431,8 @@ class SFTTrainer(SealedTrainer):
     ):
         args = config_of(SFTConfig, args, "sft")
         tokenizer = tokenizer_with(args, tokenizer_of(model, processing_class))
-        how = args.loading(quantization_config) if isinstance(model, (str, Path)) else {}
-        model = fit_embeddings(load_policy(model, **how), tokenizer)
+        options = args.loading(quantization_config) if isinstance(model, (str, Path)) else {}
+        model = fit_embeddings(load_policy(model, **options), tokenizer)
 
         def encode(data: Any) -> Any:
             rows = encode_rows(
@@ -549,8 +549,8 @@ class SFTTrainer(SealedTrainer):
                 ]  # no virtual tokens of a prompt
                 rows = row_losses(logits, labels)
             return rows[:, 0].sum() / rows[:, 1].sum(), None, rows
-        found: Any = super().prediction_step(model, inputs, False, ignore_keys)
-        loss, outputs, labels = found
+        predicted: Any = super().prediction_step(model, inputs, False, ignore_keys)
+        loss, outputs, labels = predicted
         logits = outputs[0] if isinstance(outputs, tuple) else outputs
         rows = row_losses(logits[:, -labels.shape[1] :], labels)
         if other_loss:

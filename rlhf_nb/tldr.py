@@ -283,7 +283,7 @@ def edit_pair(
     keep = [slot for slot in EXTRA if rng.random() < 0.6]
     seed, kind = rng.random(), rng.choice(kinds)
     write = lambda facts, keep, opening="": write_summary(facts, random.Random(seed), keep, opening)
-    whole = write(facts, keep)
+    summary = write(facts, keep)
     if kind == "drop" and keep:
         gone = rng.choice(keep)
         changed = write(facts, [slot for slot in keep if slot != gone])
@@ -292,11 +292,11 @@ def edit_pair(
     elif kind == "repeat":
         slot = rng.choice([slot for slot in keep if slot != "question"] or ["when"])
         clause = CLAUSES[slot][0].format(**facts)
-        times = 1 if clause in whole else 2
-        changed = whole[:-1] + times * clause + whole[-1]
+        times = 1 if clause in summary else 2
+        changed = summary[:-1] + times * clause + summary[-1]
     else:
         kind, changed = "swap", write(swap_fact(facts, shown, [*CORE, *keep], rng), keep)
-    return (whole, changed, kind) if rng.random() < 0.5 else (changed, whole, kind)
+    return (summary, changed, kind) if rng.random() < 0.5 else (changed, summary, kind)
 
 # %% ../nbs/reference/34_world.ipynb #98972e78
 def preference_pairs(

@@ -280,8 +280,8 @@ class PPOTrainer(UpdateTrainer):
             ),
             objective=asdict(self.live_objective),
         )
-        seen = lambda some: self.forward(self.model_wrapped, some)[::2]
-        measure = lambda some: tuple(x for x in seen(some) if x is not None)
+        outputs = lambda part: self.forward(self.model_wrapped, part)[::2]
+        measure = lambda part: tuple(x for x in outputs(part) if x is not None)
         logprobs, *values = self.forward.over(r, measure)  # no values without a value model
         ref_logprobs = self.reference(lambda model: self.forward.logprobs(model, r))
         return r.with_(
@@ -351,10 +351,10 @@ class PPOTrainer(UpdateTrainer):
 
     def sample(self, prompt_ids: Tensor, prompt_mask: Tensor) -> tuple[Sample, Tensor | None]:
         "Responses, cut to the longest, and the engine's own log-probs if it has any."
-        policy, how = self.pair.policy, self.sampling_settings
+        policy, settings = self.pair.policy, self.sampling_settings
         policy.eval()  # a layer that recomputes its activations refuses a cache while it trains
         self.engine.sync(policy)
-        sampled, logprobs = self.engine.generate(prompt_ids, prompt_mask, how)
+        sampled, logprobs = self.engine.generate(prompt_ids, prompt_mask, settings)
         policy.train()
         width = int(sampled.mask.sum(1).max())
         sampled = Sample(sampled.response_ids[:, :width], sampled.mask[:, :width], sampled.stopped)
@@ -383,10 +383,10 @@ class PPOTrainer(UpdateTrainer):
         off = partial(as_reference, policy, adapter) if shared else nullcontext
         place = (lambda measure: measure(policy)) if shared else self.reference
 
-        def exact(reference: nn.Module, some: Rollout) -> tuple[Tensor]:
+        def exact(reference: nn.Module, part: Rollout) -> tuple[Tensor]:
             t = self.args.temperature
             kl = response_full_kl(
-                policy, reference, *some.sequences, temperature=t, ref_context=off
+                policy, reference, *part.sequences, temperature=t, ref_context=off
             )
             return (kl,)
 
@@ -396,9 +396,9 @@ class PPOTrainer(UpdateTrainer):
     def last_values(self, r: Rollout) -> Tensor:
         "The value after the last token [B], 0 for rows that stopped by themselves."
 
-        def measure(some: Rollout) -> tuple[Tensor]:
-            last = some.mask.sum(1, keepdim=True)
-            return (self.pair.values(some).gather(1, last).squeeze(1),)
+        def measure(part: Rollout) -> tuple[Tensor]:
+            last = part.mask.sum(1, keepdim=True)
+            return (self.pair.values(part).gather(1, last).squeeze(1),)
 
         with layer_by_layer(self.model_wrapped):
             return self.forward.over(r, measure)[0].masked_fill(r.stopped, 0.0)
@@ -411,15 +411,15 @@ class PPOTrainer(UpdateTrainer):
         warming = self.update_count < args.value_warmup_updates
         entropy = "learn" if args.entropy_coef and not warming else "look"
         tokens = self.layout.sum(r.mask[rows].sum())
-        how = args.loss_aggregation, args.response_length
-        weights = loss_weights(r.mask, rows, *how, reduce=self.layout.sum)
+        averaging = args.loss_aggregation, args.response_length
+        weights = loss_weights(r.mask, rows, *averaging, reduce=self.layout.sum)
         parts = self.forward.split(r, rows, args.per_device_train_batch_size)
         for i, part in enumerate(parts):
-            some, last = r.select(part), i == len(parts) - 1
+            micro_batch, last = r.select(part), i == len(parts) - 1
             with self.layout.accumulate(model, last):
-                now = self.forward(model, some, entropy, detach=warming)
+                now = self.forward(model, micro_batch, entropy, detach=warming)
                 loss, logged = ppo_loss(
-                    now, some, objective, value_only=warming, weights=weights[part]
+                    now, micro_batch, objective, value_only=warming, weights=weights[part]
                 )
                 if not torch.isfinite(loss):
                     self.optimizer.zero_grad()
@@ -515,8 +515,8 @@ class PPOTrainer(UpdateTrainer):
 
     def sampling(self) -> AbstractContextManager:
         "Inside, the policy can be called token after token, in the precision of the update."
-        pair, whole = self.pair, self.args.ds3_gather_for_generation
-        return self.layout.sampling(pair.policy, pair.value, self.model_wrapped, whole)
+        pair, gather = self.pair, self.args.ds3_gather_for_generation
+        return self.layout.sampling(pair.policy, pair.value, self.model_wrapped, gather)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         "Trainer's; the value model's parameters get their own learning rate where it is set."

@@ -37,10 +37,10 @@ def writable(
         raise ValueError(
             f"{option} {path} exists, and is no page: give another name, or delete it."
         )
-    there = next(folder for folder in path.parents if folder.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK)):
+    existing = next(folder for folder in path.parents if folder.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
         raise ValueError(
-            f"{option} {path}: {there} is no folder that can be written to. Give another path."
+            f"{option} {path}: {existing} is no folder that can be written to. Give another path."
         )
 
 

@@ -84,8 +84,8 @@ class _Fused(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         logprobs, totals, entropies = [], [], []
         with torch.autocast(states.device.type, enabled=False):
-            for some, chosen in zip(states.split(rows), ids.split(rows)):
-                z = _logits(some, weight, bias, divisor)
+            for block, chosen in zip(states.split(rows), ids.split(rows)):
+                z = _logits(block, weight, bias, divisor)
                 top = z.amax(1, keepdim=True).clamp(min=torch.finfo(z.dtype).min)
                 at_chosen = z.gather(1, chosen[:, None]).squeeze(1)
                 z.sub_(top)  # in place: a block is in memory once, or twice with an entropy
@@ -114,22 +114,22 @@ class _Fused(torch.autograd.Function):
         grads = [torch.zeros_like(x) if wanted else None for x, wanted in inputs]
         with torch.autocast(states.device.type, enabled=False):
             for a in range(0, len(states), ctx.rows):
-                some = slice(a, a + ctx.rows)
-                of_chosen = grad[some, None]
-                of_z = _logits(states[some], weight, bias, ctx.divisor).sub_(totals[some, None])
+                block = slice(a, a + ctx.rows)
+                of_chosen = grad[block, None]
+                of_z = _logits(states[block], weight, bias, ctx.divisor).sub_(totals[block, None])
                 if entropies is None:  # d log p / dz = [chosen] - p
                     of_z.exp_().mul_(-of_chosen)
                 else:  # and d H / dz = -p (log p + H)
                     p = of_z.exp()
-                    of_z.clamp_(min=LOWEST).add_(entropies[some, None])
-                    of_z.mul_(-grad_entropy[some, None]).sub_(of_chosen).mul_(p)
+                    of_z.clamp_(min=LOWEST).add_(entropies[block, None])
+                    of_z.mul_(-grad_entropy[block, None]).sub_(of_chosen).mul_(p)
                     del p
-                of_z.scatter_add_(1, ids[some, None], of_chosen.to(of_z.dtype))
+                of_z.scatter_add_(1, ids[block, None], of_chosen.to(of_z.dtype))
                 of_z = of_z.div_(ctx.divisor).to(weight.dtype)
                 if grads[0] is not None:
-                    grads[0][some] = of_z @ weight
+                    grads[0][block] = of_z @ weight
                 if grads[1] is not None:
-                    grads[1].addmm_(of_z.T, states[some])
+                    grads[1].addmm_(of_z.T, states[block])
                 if grads[2] is not None:
                     grads[2].add_(of_z.sum(0))
                 del of_z  # before the next block is made

@@ -110,11 +110,11 @@ def loading(name: str, what: str = "model") -> Iterator[None]:
         raise kind(f"{name} cannot be loaded: {lines[0].rstrip('. ')}. {fix}") from error
 
 
-def pretrained_tokenizer(name: str, **how: Any) -> Any:
+def pretrained_tokenizer(name: str, **options: Any) -> Any:
     "The tokenizer in a folder or a GGUF file, or of that name on the hub."
     place = from_where(name)
     with loading(name, "tokenizer"):
-        return AutoTokenizer.from_pretrained(**place, **how)
+        return AutoTokenizer.from_pretrained(**place, **options)
 
 
 def with_dtype(given: dict[str, Any], default: torch.dtype) -> dict[str, Any]:

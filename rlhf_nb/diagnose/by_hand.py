@@ -27,7 +27,7 @@ class Reading(NamedTuple):
 def rows_of(r: Rollout) -> list[tuple[Tensor, Tensor]]:
     "Prompt and response of each episode, without padding."
     kept = zip(r.prompt_ids, r.prompt_mask.bool(), r.response_ids, r.mask.bool())
-    return [(ids[real], response[there]) for ids, real, response, there in kept]
+    return [(ids[real], response[real_response]) for ids, real, response, real_response in kept]
 
 
 def read(model: Any, prompt: Tensor, response: Tensor, temperature: float) -> Reading:
@@ -166,9 +166,9 @@ def targets_of(
     if args.advantage_estimator != "gae":
         return Targets(rewards, against_others(rewards, [len(row) for row in kl], args), None)
     plain, returns = [], []
-    for row, seen, n, ended in zip(used, values or (), map(len, kl), stopped):
-        along = seen[:n]
-        after = seen[n] if args.bootstrap_truncated and not ended else 0.0
+    for row, row_values, n, ended in zip(used, values or (), map(len, kl), stopped):
+        along = row_values[:n]
+        after = row_values[n] if args.bootstrap_truncated and not ended else 0.0
         lam, alpha = args.lam, args.lam_length_alpha
         if alpha is not None:
             lam = min(1.0, max(0.0, 1 - 1 / (alpha * n)))
@@ -185,21 +185,21 @@ def against_others(rewards: Sequence[Row], lengths: Sequence[int], args: Any) ->
         to_go = [gae_of(row, [0.0] * len(row), 0.0, args.gamma, 1.0) for row in rewards]
         return whitened(to_go)
     earned, k = [sum(row) for row in rewards], args.num_generations
-    found = []
+    advantages = []
     for i, n in enumerate(lengths):
         group = earned[i // k * k : i // k * k + k]
         mean = sum(group) / k
         scale = {"rloo": k / (k - 1), "dr_grpo": 1.0}.get(args.advantage_estimator)
         if scale is None:
             scale = 1 / (math.sqrt(moments([group])[1]) + 1e-4)
-        found.append([(earned[i] - mean) * scale] * n)
-    return found
+        advantages.append([(earned[i] - mean) * scale] * n)
+    return advantages
 
 
 def of_steps(rewards: Sequence[Row], steps: Sequence[Sequence[int]], k: int) -> list[Row]:
     """Each step in units of the steps of its group, and for a token all that end at it or later.
     2402.03300, section 4.1.3."""
-    found = [[0.0] * len(row) for row in rewards]
+    advantages = [[0.0] * len(row) for row in rewards]
     for start in range(0, len(rewards), k):
         earned: list[tuple[int, int, float]] = []  # row, last token, and what the step earns
         for i in range(start, start + k):
@@ -211,8 +211,8 @@ def of_steps(rewards: Sequence[Row], steps: Sequence[Sequence[int]], k: int) -> 
         mean, var = moments([[x for *_, x in earned]])
         for i, end, x in earned:
             for t in range(end + 1):
-                found[i][t] += (x - mean) / (math.sqrt(var) + 1e-4)
-    return found
+                advantages[i][t] += (x - mean) / (math.sqrt(var) + 1e-4)
+    return advantages
 
 
 # ---- The loss ----
@@ -266,8 +266,8 @@ def sums_of(
         gap = new.logprobs - ref
         kind = dict(k2=gap**2 / 2, k3=(-gap).exp() - 1 + gap, abs=gap.abs())
         kl = weight * kind[args.kl_estimator].sum()
-    found = (loss, value, new.entropy, kl, ratio, clipped.float(), x.square() / 2)
-    return Sums(*(part.sum() for part in found))
+    summands = (loss, value, new.entropy, kl, ratio, clipped.float(), x.square() / 2)
+    return Sums(*(part.sum() for part in summands))
 
 
 def weight_of(length: int, lengths: Sequence[int], args: Any) -> float:

@@ -45,7 +45,7 @@ class Steps(TrainerCallback):
 # ---- The update ----
 
 
-def there(r: Rollout) -> dict[str, Tensor]:
+def tensors_of(r: Rollout) -> dict[str, Tensor]:
     "The tensors that a rollout has, by name."
     return {name: x for name in TENSORS if (x := getattr(r, name)) is not None}
 
@@ -53,7 +53,7 @@ def there(r: Rollout) -> dict[str, Tensor]:
 def ready(trainer: PPOTrainer, saved: Rollout, was: Mapping[str, Any]) -> Rollout:
     "Scores, KL, rewards and advantages from the judges' raw scores, as the trainer makes them."
     args, reduce = trainer.args, trainer.layout.sum
-    r = saved.with_(**{name: x.to(trainer.layout.device) for name, x in there(saved).items()})
+    r = saved.with_(**{name: x.to(trainer.layout.device) for name, x in tensors_of(saved).items()})
     if args.kl_estimator != was["kl_estimator"]:
         r = r.with_(kl=trainer.kl(r, r.logprobs, r.ref_logprobs))
     final = final_scores(r.raw_scores, r.stopped, args, trainer.moments, reduce, r.mask)
@@ -61,17 +61,17 @@ def ready(trainer: PPOTrainer, saved: Rollout, was: Mapping[str, Any]) -> Rollou
 
 
 @torch.no_grad()
-def seen_by(trainer: PPOTrainer, r: Rollout) -> Rollout:
+def recomputed_by(trainer: PPOTrainer, r: Rollout) -> Rollout:
     "The rollout with the log-probs and values of the models as they are now."
-    seen = lambda some: trainer.forward(trainer.model_wrapped, some)[::2]
-    measure = lambda some: tuple(x for x in seen(some) if x is not None)
+    outputs = lambda part: trainer.forward(trainer.model_wrapped, part)[::2]
+    measure = lambda part: tuple(x for x in outputs(part) if x is not None)
     logprobs, *values = trainer.forward.over(r, measure)
     return r.with_(logprobs=logprobs, values=values[0] * r.mask if values else None)
 
 
 def of_all_ranks(r: Rollout) -> Rollout:
     "The ranks' episodes as one rollout, in the host's memory."
-    return merged(gather_object([r.with_(**{name: x.cpu() for name, x in there(r).items()})]))
+    return merged(gather_object([r.with_(**{name: x.cpu() for name, x in tensors_of(r).items()})]))
 
 
 def do_again(record: Record, changes: Mapping[str, Any]) -> Outcome:
@@ -93,13 +93,13 @@ def do_again(record: Record, changes: Mapping[str, Any]) -> Outcome:
         trainer.add_callback(steps)
         trainer.restore(record.checkpoint, record.changed | set(changes))
         r = ready(trainer, saved, record.settings)
-        first = seen_by(trainer, r)
+        first = recomputed_by(trainer, r)
         metrics = trainer.update(r)
-        last = seen_by(trainer, r)
-        found = {} if changes else differences(trainer, record, (saved, first, r), metrics)
+        last = recomputed_by(trainer, r)
+        unequal = {} if changes else differences(trainer, record, (saved, first, r), metrics)
     clip, seconds = (args.cliprange, args.cliprange_high), time.perf_counter() - start
     both, device = (of_all_ranks(r), of_all_ranks(last)), trainer.layout.device.type
-    return Outcome(metrics, steps.seen, *both, clip, seconds, device, found)
+    return Outcome(metrics, steps.seen, *both, clip, seconds, device, unequal)
 
 
 # ---- Whether it is what the run did ----
@@ -147,24 +147,24 @@ def differences(
     metrics: Metrics,
 ) -> dict[str, list[str]]:  # by check; one that the folder cannot tell is left out
     "Everything in which an update differs from what the run kept of it, in any bit, on any rank."
-    saved, seen, made = rollouts
+    saved, recomputed, made = rollouts
     of_models, of_rewards = (
         ("logprobs", "values"),
         ("kl", "scores", "rewards", "advantages", "returns"),
     )
-    part = lambda r, names: {name: x for name, x in there(r).items() if name in names}
-    found = {
-        "log-probs": unlike(part(seen, of_models), part(saved, of_models)),
+    part = lambda r, names: {name: x for name, x in tensors_of(r).items() if name in names}
+    unequal = {
+        "log-probs": unlike(part(recomputed, of_models), part(saved, of_models)),
         "rewards": unlike(part(made, of_rewards), part(saved, of_rewards)),
     }
     if record.line is not None:
         logged = {name: x for name, x in record.line.items() if name in metrics}
-        found["metrics"] = unlike({name: metrics[name] for name in logged}, logged)
+        unequal["metrics"] = unlike({name: metrics[name] for name in logged}, logged)
     if record.after is not None:
-        found["state"] = state_unlike(trainer, record.after)
-        found["weights"] = weights_unlike(trainer, record.after)
-    everywhere: list[dict[str, list[str]]] = gather_object([found])
-    return {name: sorted({x for one in everywhere for x in one[name]}) for name in found}
+        unequal["state"] = state_unlike(trainer, record.after)
+        unequal["weights"] = weights_unlike(trainer, record.after)
+    everywhere: list[dict[str, list[str]]] = gather_object([unequal])
+    return {name: sorted({x for one in everywhere for x in one[name]}) for name in unequal}
 
 
 CHECKS = {  # name: what is compared, what is looked at when it differs, what keeps it
@@ -196,18 +196,18 @@ CHECKS = {  # name: what is compared, what is looked at when it differs, what ke
 }
 
 
-def checks_of(found: Mapping[str, list[str]]) -> Checks:
+def checks_of(unequal: Mapping[str, list[str]]) -> Checks:
     "The same as checks: passed where nothing differs, skipped where the run did not keep it."
 
     def check(name: str) -> Check:
         expected, advice, keeps = CHECKS[name]
-        if name not in found:
+        if name not in unequal:
             return Check(
                 name, False, True, f"skipped: the run kept none ({keeps})", expected, advice
             )
-        lost = [part.lstrip(".") for part in found[name]]
-        some = ", ".join(lost[:3]) + f" and {len(lost) - 3} more" * (len(lost) > 3)
-        said = f"not the same: {some}" if lost else "the same, bit for bit"
+        lost = [part.lstrip(".") for part in unequal[name]]
+        names = ", ".join(lost[:3]) + f" and {len(lost) - 3} more" * (len(lost) > 3)
+        said = f"not the same: {names}" if lost else "the same, bit for bit"
         return Check(name, not lost, False, said, expected, advice)
 
     return Checks(tuple(check(name) for name in CHECKS))

@@ -67,15 +67,15 @@ class Outcome:
         sums = policy_diagnostics(new, r.logprobs, r.advantages, r.mask, *self.clip)
         low, high = self.clip[0], self.clip[1] or self.clip[0]
         outside = (self.ratios < 1 - low) | (self.ratios > 1 + high)
-        found: dict[str, float] = dict(self.metrics)
-        found["after/approxkl"] = (sums["approxkl"] / sums["tokens"]).item()
-        found["after/clipfrac"] = outside.double().mean().item()
-        found["after/ratio_largest"] = self.ratios.max().item()
-        found["steps"] = len(self.steps)
+        numbers: dict[str, float] = dict(self.metrics)
+        numbers["after/approxkl"] = (sums["approxkl"] / sums["tokens"]).item()
+        numbers["after/clipfrac"] = outside.double().mean().item()
+        numbers["after/ratio_largest"] = self.ratios.max().item()
+        numbers["steps"] = len(self.steps)
         if r.values is not None:
             now = explained_variance(self.after.values, r.returns, r.mask)
-            found["after/explained_variance"] = now.item()
-        return found
+            numbers["after/explained_variance"] = now.item()
+        return numbers
 
 
 def shown_numbers(outcomes: Sequence[Outcome]) -> list[tuple[str, str, list[float | None]]]:

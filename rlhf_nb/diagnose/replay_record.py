@@ -75,7 +75,7 @@ def folder_of(run: Path) -> Path:
 
 def check_kept(folder: Path, update: int | None) -> None:
     "Raises ValueError where an update's checkpoint or rollout is not there; it says what keeps it."
-    rollouts, there = rollout_files(folder), {p.name: p for p in checkpoints(folder)}
+    rollouts, saved = rollout_files(folder), {p.name: p for p in checkpoints(folder)}
     if not rollouts and (folder / MANIFEST).is_file():
         raise ValueError(f"{folder} is a checkpoint: give its run, {folder.absolute().parent}.")
     if not rollouts:
@@ -83,19 +83,19 @@ def check_kept(folder: Path, update: int | None) -> None:
             f"{folder} keeps no rollouts, so there are no episodes to learn from again: train with "
             "save_rollouts=True (--save_rollouts)."
         )
-    whole = [k for k in rollouts if f"checkpoint-{k}" in there]
-    can = f" Updates that can be replayed: {', '.join(map(str, whole))}." if whole else ""
+    replayable = [k for k in rollouts if f"checkpoint-{k}" in saved]
+    can = f" Updates that can be replayed: {', '.join(map(str, replayable))}." if replayable else ""
     if update is None:
         raise ValueError(f"no update is given: say which, --update N.{can}")
     if update not in rollouts:
         there_are = f"{folder} keeps the rollouts of updates {ranges_of(rollouts)}, not {update}."
         raise ValueError(there_are + left_out(folder, update))
-    if update == 0 and "checkpoint-0" not in there:
+    if update == 0 and "checkpoint-0" not in saved:
         raise ValueError(
             f"{folder} has no checkpoint-0, the state before the first update: a run keeps it with "
             f"save_start=True (--save_start).{can}"
         )
-    if f"checkpoint-{update}" not in there:
+    if f"checkpoint-{update}" not in saved:
         raise ValueError(
             f"{folder} has no checkpoint-{update}, the state before update {update}: a run keeps "
             "one after every update with save_strategy='steps' and save_steps=1 (--save_steps 1), "
@@ -200,7 +200,7 @@ def loaded(
     argument: str,
 ) -> Any:
     "A model of a checkpoint. Raises ValueError where the folder alone does not tell what it is."
-    how = {k: v for k, v in (("attn_implementation", made.get("attention")),) if v}
+    options = {k: v for k, v in (("attn_implementation", made.get("attention")),) if v}
     of_adapter = (folder / "adapter_config.json").is_file()
     model = given
     if given is not None and not isinstance(given, (str, Path)):
@@ -214,14 +214,14 @@ def loaded(
                 f"{folder} is an adapter, and the model under it had no name: give that as "
                 f"{argument} ({OPTIONS[argument]})."
             )
-        model = load(name, dtype=getattr(torch, made.get("dtype", "float32")), **how)
+        model = load(name, dtype=getattr(torch, made.get("dtype", "float32")), **options)
     elif (folder / "config.json").is_file():
         if given is not None:
             raise ValueError(
                 f"{folder} has a whole model, so {given} would not be used: leave {argument} out "
                 f"({OPTIONS[argument]})."
             )
-        model = load(str(folder), dtype="auto", **how)
+        model = load(str(folder), dtype="auto", **options)
     if model is None:
         raise ValueError(
             f"{folder} does not tell what the {argument} was: give one like it as {argument}; its "
@@ -244,7 +244,7 @@ def trainer_of(record: Record, args: PPOConfig) -> PPOTrainer:
     value, has_value = None, (folder / "value").is_dir()
     policy = loaded(load_policy, folder, record.model, made.get("policy", {}), "model")
     if has_value and not args.share_value_trunk:
-        how = made.get("value", {})
-        value = loaded(load_scorer, folder / "value", record.value_model, how, "value_model")
+        value_made = made.get("value", {})
+        value = loaded(load_scorer, folder / "value", record.value_model, value_made, "value_model")
     tokenizer = record.processing_class or load_tokenizer(str(folder))
     return PPOTrainer(args, tokenizer, policy, None, no_judge, value_model=value)

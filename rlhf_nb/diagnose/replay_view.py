@@ -122,9 +122,9 @@ def histogram(replay: Any) -> Html:
 def token_text(outcome: Outcome, episode: int, most: float) -> Html:
     "One response, tinted by what became likelier (orange) and less likely (blue)."
     r, tokens = outcome.before, episode_tokens(outcome.before, episode)
-    whole = r.responses[episode] if r.responses else ""
+    response = r.responses[episode] if r.responses else ""
     moved = outcome.likelier[episode, : len(tokens)].tolist()
-    return tinted_text(spaced(tokens, whole), moved, most, "log-prob after less before")
+    return tinted_text(spaced(tokens, response), moved, most, "log-prob after less before")
 
 
 def episode_markup(replay: Any, episode: int, most: float) -> Html:

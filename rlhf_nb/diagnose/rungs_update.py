@@ -387,7 +387,7 @@ CERTAIN = 20.0  # nats of all samples: below, two draws may be the same by chanc
 
 
 @dataclass
-class Run:
+class UpdateTrace:
     "What a few updates did."
 
     trainer: PPOTrainer
@@ -415,9 +415,9 @@ def copy_of(subject: Subject) -> PPOTrainer:
     return trainer
 
 
-def updates(trainer: PPOTrainer, batch: Any, target_kl: float | None) -> Run:
+def updates(trainer: PPOTrainer, batch: Any, target_kl: float | None) -> UpdateTrace:
     "A few updates, all on one batch."
-    run, args = Run(trainer), trainer.args
+    run, args = UpdateTrace(trainer), trainer.args
     note_steps(run)
     for k in range(SCHEDULED):
         args.target_kl = target_kl if k == SCHEDULED - 1 else None
@@ -431,7 +431,7 @@ def updates(trainer: PPOTrainer, batch: Any, target_kl: float | None) -> Run:
     return run
 
 
-def note_steps(run: Run) -> None:
+def note_steps(run: UpdateTrace) -> None:
     "Each optimizer step of the trainer is written down from now on."
     trainer: Any = run.trainer
     gradients = trainer.gradients
@@ -464,7 +464,7 @@ def samples(trainer: PPOTrainer, batch: Any) -> Finding | None:
     return Finding(not same, "the same samples in two rollouts" if same else "new samples")
 
 
-def rates(run: Run) -> Finding | None:
+def rates(run: UpdateTrace) -> Finding | None:
     "The learning rate of every step, against the schedule that transformers makes."
     trainer, args = run.trainer, run.trainer.args
     inner, n = inner_optimizer(trainer.optimizer), args.num_total_batches
@@ -488,7 +488,7 @@ def rates(run: Run) -> Finding | None:
     )
 
 
-def orders(run: Run) -> Finding | None:
+def orders(run: UpdateTrace) -> Finding | None:
     "Every epoch of the updates has an order of its own."
     args = run.trainer.args
     if args.num_mini_batches == 1 or args.batch_size < 8:
@@ -500,7 +500,7 @@ def orders(run: Run) -> Finding | None:
     )
 
 
-def settings(run: Run) -> list[Finding]:
+def settings(run: UpdateTrace) -> list[Finding]:
     "Whether kl_controller, max_grad_norm, value_warmup_updates and target_kl do what they say."
     args, first = run.trainer.args, run.changed[: run.trainer.args.value_warmup_updates]
     own, ours = (", ".join(f"{pair[i]:.4g}" for pair in run.coefs) for i in (0, 1))

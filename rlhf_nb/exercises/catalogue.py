@@ -13,10 +13,10 @@ APART = {"museum"}  # plants bugs in the package, loads all of it, and has no ch
 
 def checkers() -> dict[str, Exercise]:
     "The exercises in the order of the pages. `GAE` of a module is `check_gae` here."
-    found = []
+    rows = []
     for info in iter_modules(rlhf_nb.exercises.__path__):
         if info.name not in APART:
             names = vars(import_module(f"rlhf_nb.exercises.{info.name}"))
             ours = [(k, x) for k, x in names.items() if isinstance(x, Exercise)]
-            found += [(names["PAGE"], f"check_{k.lower()}", x) for k, x in ours]
-    return {name: one for _, name, one in sorted(found, key=lambda x: x[0])}
+            rows += [(names["PAGE"], f"check_{k.lower()}", x) for k, x in ours]
+    return {name: one for _, name, one in sorted(rows, key=lambda x: x[0])}

@@ -67,8 +67,8 @@ def reading_minutes(page: dict[str, Any]) -> float:
 
 def exercise_minutes(page: dict[str, Any]) -> int:
     "The sum of what the exercises of a notebook announce: `**Exercise** · easy · 5 minutes · why`."
-    found = (EXERCISE.findall(text) for text in source_of(page, "markdown"))
-    return sum(int(minutes) for exercises in found for _, minutes, _ in exercises)
+    per_cell = (EXERCISE.findall(text) for text in source_of(page, "markdown"))
+    return sum(int(minutes) for exercises in per_cell for _, minutes, _ in exercises)
 
 
 def course_pages(

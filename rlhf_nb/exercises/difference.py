@@ -55,20 +55,20 @@ def _kind(x: Any) -> str:
 def _numbers(got: Any, wanted: Tensor) -> str:
     "Where numbers are wanted."
     sort = "tensor" if wanted.ndim else "number"
-    found = plain(got)
-    if found is None:
+    result = plain(got)
+    if result is None:
         return f"Return a {sort}: you returned {_kind(got)}" + (
             ", with no return?" if got is None else "."
         )
-    if found.shape != wanted.shape and not found.numel() == wanted.numel() == 1:
+    if result.shape != wanted.shape and not result.numel() == wanted.numel() == 1:
         what = f"is {_kind(got)} with" if isinstance(got, tuple) else "has"
-        return f"The result {what} shape {list(found.shape)}, and {list(wanted.shape)} was wanted."
-    found = found.reshape(wanted.shape)
-    odd = ~found.isfinite() & wanted.isfinite()
-    wrong = ~torch.isclose(found, wanted, atol=2e-5, rtol=2e-5, equal_nan=True)
+        return f"The result {what} shape {list(result.shape)}, and {list(wanted.shape)} was wanted."
+    result = result.reshape(wanted.shape)
+    odd = ~result.isfinite() & wanted.isfinite()
+    wrong = ~torch.isclose(result, wanted, atol=2e-5, rtol=2e-5, equal_nan=True)
     place = (odd if odd.any() else wrong).nonzero()[0].tolist()
     at = f" at {place}" if place else ""
-    have, need = (f"{float(x[tuple(place)]):.5g}" for x in (found, wanted))
+    have, need = (f"{float(x[tuple(place)]):.5g}" for x in (result, wanted))
     if odd.any():
         return (
             f"Your result is {have}{at}, and {need} was wanted: look for 0 times infinity, which "

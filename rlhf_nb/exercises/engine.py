@@ -213,12 +213,12 @@ class Exercise:
         every = [x for xs in inputs.values() for x in xs]
         for one in every:
             one.requires_grad_()
-        found = self.result(program, given)
-        if isinstance(found, Raised):
+        result = self.result(program, given)
+        if isinstance(result, Raised):
             return None
         generator = torch.Generator().manual_seed(0)
         total = torch.zeros((), dtype=torch.float64)
-        for part in found if isinstance(found, (tuple, list)) else [found]:
+        for part in result if isinstance(result, (tuple, list)) else [result]:
             number = numbers(part)
             if number is None or not number.requires_grad:
                 continue

@@ -115,8 +115,8 @@ def filler_on_padding(right: Any, r: Rollout, *given: Any) -> Any:
 @case(sft, "labelled", "the labels of supervised fine-tuning")
 def stop_is_padding(right: Any, rows: Any, tokenizer: Any) -> Any:
     hide = lambda label: -100 if label == tokenizer.eos_token_id else label
-    found = right(rows, tokenizer)
-    return [(ids, [hide(label) for label in labels], merged) for ids, labels, merged in found]
+    encoded = right(rows, tokenizer)
+    return [(ids, [hide(label) for label in labels], merged) for ids, labels, merged in encoded]
 
 
 @case(ppo, "ppo_loss", "the old log-probs in the ratio")

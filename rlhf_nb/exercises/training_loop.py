@@ -71,9 +71,9 @@ class Steps(torch.optim.SGD):
         super().__init__(self.tables, lr)
 
     def step(self, closure: Any = None) -> Any:
-        found = super().step(closure)
+        loss = super().step(closure)
         self.noted.append((self.tables[0].detach().clone(), self.tables[1].detach().clone()))
-        return found
+        return loss
 
 
 def my_update(
@@ -160,12 +160,12 @@ def ran(program: Callable, given: Case) -> Any:
         return torch.where(mask.bool(), points[response_ids], 0.0).sum(1)
 
     rest = given["stop_id"], given["kl_coef"], given["epochs"]
-    found = attempt(program, policy, value, reference, optimizer, rollout, score, *rest)
+    result = attempt(program, policy, value, reference, optimizer, rollout, score, *rest)
     steps = optimizer.noted
-    if isinstance(found, Raised) and not steps:
-        return found
+    if isinstance(result, Raised) and not steps:
+        return result
     weights = [torch.stack(each) for each in zip(*steps)] or [torch.zeros(0)] * 2
-    return next(calls), reference.calls > 0, len(steps), found, *weights
+    return next(calls), reference.calls > 0, len(steps), result, *weights
 
 
 @lru_cache(maxsize=2048)
@@ -183,13 +183,13 @@ class UpdateExercise(Exercise):
 
     def judge(self, answer: Any, seed: int) -> Verdict:
         "In up to three draws: in one, chance or rounding may hide a mistake, or which it is."
-        found = []
+        verdicts = []
         for k in range(3):
-            found.append(super().judge(answer, seed + k))
-            named = any(text in found[-1].text for text in self.mistakes)
-            if named or not (found[-1] or found[-1].seen):
-                return found[-1]
-        return next((verdict for verdict in found if not verdict), found[0])
+            verdicts.append(super().judge(answer, seed + k))
+            named = any(text in verdicts[-1].text for text in self.mistakes)
+            if named or not (verdicts[-1] or verdicts[-1].seen):
+                return verdicts[-1]
+        return next((verdict for verdict in verdicts if not verdict), verdicts[0])
 
     def result(self, program: Callable, given: Case) -> Any:
         code = getattr(program, "__code__", None)
@@ -222,14 +222,14 @@ class UpdateExercise(Exercise):
 @lru_cache
 def combined() -> list[tuple[tuple[str, ...], Callable]]:
     "Programs that make two or three of the commonest mistakes at once."
-    found = []
+    programs = []
     for count in (2, 3):
-        for some in itertools.combinations(COMMON, count):
-            edits: Any = [UPDATE.mistakes[message] for message in some]
+        for messages in itertools.combinations(COMMON, count):
+            edits: Any = [UPDATE.mistakes[message] for message in messages]
             program = attempt(rewritten, my_update, tuple(itertools.chain(*edits)))
             if not isinstance(program, Raised):  # two edits of the same place
-                found.append((some, program))
-    return found
+                programs.append((messages, program))
+    return programs
 
 
 def _update_cases(g: Generator) -> list[Case]:

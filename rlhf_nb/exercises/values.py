@@ -36,9 +36,9 @@ def mapped(x: Any, change: Callable[[Any], Any]) -> Any:
 
 def leaves(x: Any) -> list[Any]:
     "Every tensor and number in x, in order."
-    found: list[Any] = []
-    mapped(x, found.append)
-    return found
+    collected: list[Any] = []
+    mapped(x, collected.append)
+    return collected
 
 
 def fresh(case: Case) -> Case:
@@ -70,16 +70,16 @@ def numbers(x: Any) -> Tensor | None:
         if len(known) < len(each) or len({one.shape for one in known}) > 1:
             return None
         return torch.stack(known) if known else torch.zeros(0)
-    found = attempt(torch.as_tensor, x)
-    return None if isinstance(found, Raised) else found
+    tensor = attempt(torch.as_tensor, x)
+    return None if isinstance(tensor, Raised) else tensor
 
 
 def plain(x: Any) -> Tensor | None:
     "The numbers of x as float64 without a graph, or None."
-    found = numbers(x)
-    if found is None or found.is_complex():
+    tensor = numbers(x)
+    if tensor is None or tensor.is_complex():
         return None
-    double = attempt(lambda x: x.detach().cpu().double(), found)  # some tensors hold no data
+    double = attempt(lambda x: x.detach().cpu().double(), tensor)  # some tensors hold no data
     return None if isinstance(double, Raised) else double
 
 
@@ -87,8 +87,8 @@ def parts(x: Any) -> list[Any] | None:
     "The several results in x, also if they are the numbers of a vector; None where there is one."
     if isinstance(x, (tuple, list)):
         return list(x)
-    found = numbers(x)
-    return None if found is None or found.ndim != 1 else list(found)
+    tensor = numbers(x)
+    return None if tensor is None or tensor.ndim != 1 else list(tensor)
 
 
 def same(got: Any, want: Any, tolerance: float = 2e-5) -> bool:
@@ -139,25 +139,25 @@ def shown(x: Any) -> str:
         return "{" + ", ".join(f"{_text(k, repr)}: {shown(v)}" for k, v in x.items()) + "}"
     if isinstance(x, (int, float)):
         return f"{x:.5g}" if isinstance(x, float) else str(x)
-    found = plain(x)
-    return _text(x, repr)[:300] if found is None else _tensor(found)
+    tensor = plain(x)
+    return _text(x, repr)[:300] if tensor is None else _tensor(tensor)
 
 
-def _text(x: Any, how: Callable[[Any], str]) -> str:
-    found = attempt(how, x)
-    return found if type(found) is str else f"a {type(x).__name__}"
+def _text(x: Any, write: Callable[[Any], str]) -> str:
+    written = attempt(write, x)
+    return written if type(written) is str else f"a {type(x).__name__}"
 
 
 def _tensor(x: Tensor) -> str:
-    found = plain(x)
-    if found is None or found.numel() > 60:
+    tensor = plain(x)
+    if tensor is None or tensor.numel() > 60:
         return f"a tensor of shape {list(x.shape)}"
-    whole = not x.is_floating_point()
-    show = (lambda n: str(int(n))) if whole else (lambda n: f"{n:.5g}")
+    integers = not x.is_floating_point()
+    show = (lambda n: str(int(n))) if integers else (lambda n: f"{n:.5g}")
     if x.dtype == torch.bool:
         show = lambda n: str(bool(n))
 
     def text(y: Any) -> str:
         return "[" + ", ".join(map(text, y)) + "]" if isinstance(y, list) else show(y)
 
-    return text(found.tolist())
+    return text(tensor.tolist())

@@ -247,12 +247,12 @@ def once_more(
 
 def choose_adapter(policy: Any, args: PPOConfig) -> None:
     "Switch on the adapter that is to be trained. Raises ValueError where a named one is missing."
-    there = list(getattr(policy, "peft_config", {}))
+    known = list(getattr(policy, "peft_config", {}))
     for name in ("model_adapter_name", "ref_adapter_name"):
         given = getattr(args, name)
-        if given is not None and given not in there:
+        if given is not None and given not in known:
             raise ValueError(
-                f"{name} is {given!r} and the policy has the adapters {there}: name one of them, "
+                f"{name} is {given!r} and the policy has the adapters {known}: name one of them, "
                 "or load it first, model.load_adapter(folder, adapter_name=...)."
             )
     if args.model_adapter_name is not None:

@@ -42,20 +42,20 @@ def checkpoints(folder: Path) -> list[Path]:
 def last_checkpoint(folder: Path) -> Path | None:
     "The newest one that was finished; a line names each that was not."
     unfinished = [*folder.glob(f"checkpoint-*{PARTIAL}")]
-    there = checkpoints(folder)
-    while there and not (there[-1] / MANIFEST).is_file():
-        unfinished.append(there.pop())
+    candidates = checkpoints(folder)
+    while candidates and not (candidates[-1] / MANIFEST).is_file():
+        unfinished.append(candidates.pop())
     for path in unfinished:
         logger.warning(f"{path} was never finished, and is skipped.")
-    return there[-1] if there else None
+    return candidates[-1] if candidates else None
 
 
 def what_is_safe(folder: Path) -> str:
     "A sentence for someone whose run has just ended early."
-    there = [path for path in checkpoints(folder) if (path / MANIFEST).is_file()]
-    if there:
+    complete = [path for path in checkpoints(folder) if (path / MANIFEST).is_file()]
+    if complete:
         return (
-            f"The last whole checkpoint is {there[-1]}: train(resume_from_checkpoint=True), "
+            f"The last whole checkpoint is {complete[-1]}: train(resume_from_checkpoint=True), "
             "--resume on the command line, goes on from it."
         )
     return f"There is no whole checkpoint in {folder}, so there is nothing to resume."
@@ -76,16 +76,16 @@ def start_of(
         return str(last)
     if resume and Path(resume).resolve().parent == folder.resolve():
         return str(resume)
-    there = checkpoints(folder)
-    if there and not overwrite:
+    older = checkpoints(folder)
+    if older and not overwrite:
         raise ValueError(
-            f"{folder} holds an earlier run ({', '.join(path.name for path in there)}). Give "
+            f"{folder} holds an earlier run ({', '.join(path.name for path in older)}). Give "
             "another output_dir, or go on with it, train(resume_from_checkpoint=True) (--resume), "
             "or delete it, overwrite_output_dir=True (--overwrite_output_dir)."
         )
-    if foreign := [path for path in there if not (path / MANIFEST).is_file()]:
+    if foreign := [path for path in older if not (path / MANIFEST).is_file()]:
         raise ValueError(f"{foreign[0]} was not written by this package: move it, or delete it.")
-    for path in there:
+    for path in older:
         shutil.rmtree(path)
         logger.warning(f"overwrite_output_dir: deleted {path}.")
     if logs := [path for path in earlier if path.exists()]:

@@ -196,14 +196,14 @@ class Frozen(nn.Module):
 
 def sharded_frozen(
     model: nn.Module,  # weights and all; it is changed in place
-    **how: Any,  # of `fully_shard`: mesh, mp_policy, offload_policy
+    **options: Any,  # of `fully_shard`: mesh, mp_policy, offload_policy
 ) -> Frozen:
     "Spread a frozen model over the ranks, layer by layer; nothing stays whole after a call."
     names, wrapper = set(layer_names(model)), Frozen(model)
     for part in reversed([*model.modules()]):  # a layer inside another comes first
         if type(part).__name__ in names:
-            fully_shard(part, reshard_after_forward=True, **how)
-    fully_shard(wrapper, reshard_after_forward=True, **how)
+            fully_shard(part, reshard_after_forward=True, **options)
+    fully_shard(wrapper, reshard_after_forward=True, **options)
     return wrapper
 
 
@@ -247,13 +247,13 @@ class Layout:
         "Raises RuntimeError where the launcher asked for something that does not run."
         runs = self.describe()
         world = int(os.environ.get("WORLD_SIZE", 1))
-        for name, there in (
+        for name, present in (
             ("ACCELERATE_USE_DEEPSPEED", self.deepspeed is not None),
             ("ACCELERATE_USE_FSDP", self.fsdp is not None),
             ("WORLD_SIZE", world == self.processes),
         ):
             asked = os.environ.get(name, "").lower() in ("1", "true", "yes")
-            if not there and (asked or name == "WORLD_SIZE"):
+            if not present and (asked or name == "WORLD_SIZE"):
                 raise RuntimeError(
                     f"{name} is {os.environ[name]!r} and what runs is {runs}: the request took no "
                     "effect. On a CPU, use_cpu and ACCELERATE_USE_CPU turn DeepSpeed off; check "
@@ -345,12 +345,12 @@ class Layout:
     def _sharding(self) -> dict[str, Any]:
         "How FSDP2 spreads the trained models: over which ranks, in which precision."
         mesh, policy = self.accelerator.state.device_mesh, self.fsdp.mixed_precision_policy
-        how: dict[str, Any] = {} if policy is None else dict(mp_policy=policy)
+        options: dict[str, Any] = {} if policy is None else dict(mp_policy=policy)
         if mesh is not None:
-            how["mesh"] = mesh[tuple(self.accelerator.parallelism_config.fsdp_dim_names)]
+            options["mesh"] = mesh[tuple(self.accelerator.parallelism_config.fsdp_dim_names)]
         if self.offload_frozen:
-            how["offload_policy"] = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
-        return how
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
+        return options
 
     def deepspeed_dtype(self) -> torch.dtype | None:
         "What DeepSpeed casts the trained weights to; None: it leaves them."
@@ -376,20 +376,20 @@ class Layout:
         policy: nn.Module,
         value: nn.Module,  # its layers stay sharded
         wrapped: nn.Module,  # both, inside of what the layout puts around them
-        whole: bool = True,  # gather the weights once; False: layer by layer at each token
+        gather: bool = True,  # gather the weights once; False: layer by layer at each token
     ) -> AbstractContextManager:
         "Inside, the policy can be called by itself, token after token, in the update's precision."
         if self.in_place:
             return self.accelerator.autocast()
-        return self._sampling(policy, value, wrapped, whole)
+        return self._sampling(policy, value, wrapped, gather)
 
     @contextmanager
     def _sampling(
-        self, policy: nn.Module, value: nn.Module, wrapped: nn.Module, whole: bool
+        self, policy: nn.Module, value: nn.Module, wrapped: nn.Module, gather: bool
     ) -> Iterator[None]:
         "Under DeepSpeed and FSDP."
         autocast = self.accelerator.autocast()
-        if self.in_parts and not whole:
+        if self.in_parts and not gather:
             with autocast, layer_by_layer(wrapped), self.in_step(policy):
                 yield
             return

@@ -21,9 +21,9 @@ def newest_state(run: Path) -> Path | None:
     resumed run writes its own at the end."""
     last = re.compile(r"checkpoint-(\d+)$")
     saved = {
-        int(found[1]): path
+        int(match[1]): path
         for path in run.glob("checkpoint-*/trainer_state.json")
-        if (found := last.match(path.parent.name))
+        if (match := last.match(path.parent.name))
     }
     newest = saved[max(saved)] if saved else None
     own = run / "trainer_state.json"
@@ -36,21 +36,21 @@ def newest_state(run: Path) -> Path | None:
 def read_object(path: Path) -> dict[str, Any]:
     "The object of a JSON file; empty where there is no file. Raises ValueError naming a bad file."
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        if not isinstance(found, dict):
-            raise ValueError(f"it holds a {type(found).__name__}, and an object was expected")
+        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not isinstance(value, dict):
+            raise ValueError(f"it holds a {type(value).__name__}, and an object was expected")
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}): fix or remove it.") from error
-    return found
+    return value
 
 
 def planned_updates(run: Path) -> int | None:
     """Updates that a run was to have, of its state or of the settings of `rlhf-nb demo`; None where
     neither names them. Raises ValueError with the file that is damaged."""
     path = newest_state(run) or run / "settings.json"
-    found = read_object(path)
+    state = read_object(path)
     names = ("max_steps",) if path.name == "trainer_state.json" else ("episodes", "batch")
-    counts = [found.get(name) or 0 for name in names]
+    counts = [state.get(name) or 0 for name in names]
     for name, count in zip(names, counts):
         if not isinstance(count, int) or count < 0:
             raise ValueError(

@@ -249,8 +249,8 @@ class SealedTrainer(Trainer):
         """The micro-batches of a step. What is left at the end of a stream and fills none is left
         out: Trainer would add its gradient to the first step of the next pass."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, *given)
-        whole = len(batches) == num_batches or has_length(self.train_dataset)
-        return (batches, items) if whole else ([], None)
+        complete = len(batches) == num_batches or has_length(self.train_dataset)
+        return (batches, items) if complete else ([], None)
 
     # ---- for subclasses ----
 
@@ -284,8 +284,8 @@ class SealedTrainer(Trainer):
 
     def read_model(self, folder: Path, model: Any) -> None:
         "Put back what `write_model` wrote."
-        whole = isinstance(model, PreTrainedModel) and (folder / "config.json").is_file()
-        if not whole or self.is_fsdp_enabled:  # an adapter, or shards
+        complete = isinstance(model, PreTrainedModel) and (folder / "config.json").is_file()
+        if not complete or self.is_fsdp_enabled:  # an adapter, or shards
             return super()._load_from_checkpoint(str(folder), model)
         saved = type(model).from_pretrained(folder, dtype=model.dtype)
         model.load_state_dict(saved.state_dict())

@@ -584,11 +584,11 @@ def in_order(of: str) -> list[Metric]:  # of "viewer" or "report"
 def healthy(metric: str, value: float, first: bool = False) -> bool:
     """Whether a value is inside the metric's range, `first`: in the first update in which the
     policy learns. A metric without numbers has none to leave."""
-    found = RANGES[metric]
-    low = -math.inf if found.low is None else found.low
-    high = math.inf if found.high is None else found.high
-    if first and found.first is not None:
-        high = found.first
+    bounds = RANGES[metric]
+    low = -math.inf if bounds.low is None else bounds.low
+    high = math.inf if bounds.high is None else bounds.high
+    if first and bounds.first is not None:
+        high = bounds.first
     return low <= value <= high
 
 

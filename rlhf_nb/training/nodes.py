@@ -64,8 +64,8 @@ def common_checkpoint(
     start = first and (start or first)
     if not start or machines == 1:
         return start
-    there = checkpoints(folder) if start is True else [Path(start)]
-    of_ranks = gather_object([[path.name for path in there if (path / MANIFEST).is_file()]])
+    candidates = checkpoints(folder) if start is True else [Path(start)]
+    of_ranks = gather_object([[path.name for path in candidates if (path / MANIFEST).is_file()]])
     common = [name for name in of_ranks[0] if all(name in names for names in of_ranks)]
     if common:
         return str(folder / common[-1]) if start is True else start

@@ -48,7 +48,7 @@ def read_ids(
     """The ids of each prompt that count: those that the attention_mask names; without one, all but
     the pad token, or all where that is the stop token. Raises ValueError that names the prompt."""
     top, pad = max([len(tokenizer) - 1, *tokenizer.added_tokens_decoder]), pad_alone(tokenizer)
-    masks, found = columns.get("attention_mask"), []
+    masks, rows = columns.get("attention_mask"), []
     for i, given in enumerate(columns["input_ids"]):
         ids = listed(given)
         if not all(isinstance(x, int) and x is not True and 0 <= x <= top for x in ids):
@@ -63,8 +63,8 @@ def read_ids(
                 f"prompt {i}: attention_mask is {reprlib.repr(kept)} for {len(ids)} ids: give a 0 "
                 "or a 1 for each, the 1s side by side."
             )
-        found.append([ids[j] for j in ones])
-    return found
+        rows.append([ids[j] for j in ones])
+    return rows
 
 
 def read_prompts(
@@ -81,21 +81,21 @@ def read_prompts(
             "prompts, dataset.rename_column(..., 'prompt'), or give input_ids."
         )
     texts = [
-        prompt_text(prompt, tokenizer, f"prompt {i}", **how)
-        for i, (prompt, how) in enumerate(zip(columns["prompt"], settings_of(columns)))
+        prompt_text(prompt, tokenizer, f"prompt {i}", **settings)
+        for i, (prompt, settings) in enumerate(zip(columns["prompt"], settings_of(columns)))
     ]
     return texts, encode_prompts(texts, tokenizer)
 
 
 def settings_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     "What each prompt gives to the chat template. Raises ValueError that names the prompt."
-    found = []
+    rows = []
     for i, row in enumerate(zip(*columns.values())):
         try:
-            found.append(template_settings(dict(zip(columns, row))))
+            rows.append(template_settings(dict(zip(columns, row))))
         except ValueError as error:
             raise ValueError(f"prompt {i}: {error}") from error
-    return found
+    return rows
 
 
 def sets_of(data: Any) -> dict[str, Any]:
@@ -114,8 +114,8 @@ def collate_prompts(
     others = {name: column for name, column in columns.items() if name not in PROMPT_COLUMNS}
     given = columns.get("prompt", ())
     talks = [x for x in given if not isinstance(x, str)] and list(given)  # of any prompt
-    found = dict(prompt_ids=ids, prompt_mask=mask, prompt=texts, conversations=talks)
-    return found | dict(settings=settings_of(columns) if talks else [], columns=others)
+    batch = dict(prompt_ids=ids, prompt_mask=mask, prompt=texts, conversations=talks)
+    return batch | dict(settings=settings_of(columns) if talks else [], columns=others)
 
 
 def turns_of(talk: Turns | None) -> list[tuple[str, str]]:
@@ -233,18 +233,18 @@ def checked(
     functions: Mapping[str, Callable],  # that get the other columns, by name
 ) -> Any:
     "As of `as_data`. Raises ValueError that names the argument and what is wrong in it."
-    found = as_data(data, name)
-    if isinstance(found, dict) and name == "train_dataset":
+    loaded = as_data(data, name)
+    if isinstance(loaded, dict) and name == "train_dataset":
         raise ValueError(
-            f"{name} has the splits {', '.join(found)}: give one of them, such as "
-            f"data[{next(iter(found))!r}]."
+            f"{name} has the splits {', '.join(loaded)}: give one of them, such as "
+            f"data[{next(iter(loaded))!r}]."
         )
-    for split, rows in sets_of(found).items():
+    for split, rows in sets_of(loaded).items():
         try:
             check_prompts(rows, tokenizer, check, functions)
         except ValueError as error:
             raise ValueError(f"{name}{f'[{split!r}]' if split else ''}: {error}") from error
-    return found
+    return loaded
 
 
 def check_prompts(
@@ -261,8 +261,10 @@ def check_prompts(
     texts, rows = read_prompts(columns, tokenizer)
     check([len(ids) for ids in rows])
     if "prompt" in columns and "input_ids" in columns:
-        told = {name: x for name, x in columns.items() if not name.endswith(("ids", "mask"))}
-        of_text = read_prompts(told, tokenizer)[1]
+        text_columns = {
+            name: x for name, x in columns.items() if not name.endswith(("ids", "mask"))
+        }
+        of_text = read_prompts(text_columns, tokenizer)[1]
         bare = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
         for i, (ours, ids) in enumerate(zip(rows, of_text)):
             if ours != ids and bare(ours) != bare(ids):

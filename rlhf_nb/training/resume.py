@@ -31,10 +31,10 @@ LEARNING_RATES = {"learning_rate", "value_learning_rate"}
 
 def digest(*parts: bytes) -> str:
     "Sixteen characters of a SHA-256."
-    whole = hashlib.sha256()
+    hasher = hashlib.sha256()
     for part in parts:
-        whole.update(part)
-    return whole.hexdigest()[:16]
+        hasher.update(part)
+    return hasher.hexdigest()[:16]
 
 
 def as_bytes(column: Any) -> bytes:

@@ -77,8 +77,10 @@ class SupervisedConfig(CheckedArguments):
         "What `from_pretrained` gets."
         given = self.model_init_kwargs or {}
         given = json.loads(given) if isinstance(given, str) else given
-        how = dict(trust_remote_code=self.trust_remote_code, **given)
-        return how | (dict(quantization_config=quantization_config) if quantization_config else {})
+        options = dict(trust_remote_code=self.trust_remote_code, **given)
+        return options | (
+            dict(quantization_config=quantization_config) if quantization_config else {}
+        )
 
 
 C = TypeVar("C", bound=SupervisedConfig)
@@ -101,24 +103,24 @@ def tokenizer_with(
 ) -> PreTrainedTokenizerBase:
     """A tokenizer, or the one of that name, with the tokens and the template of the settings.
     Raises ValueError on a token that it does not have."""
-    how = {x: y for x, y in args.loading().items() if x in ("revision", "trust_remote_code")}
-    found: Any = given
+    options = {x: y for x, y in args.loading().items() if x in ("revision", "trust_remote_code")}
+    tokenizer: Any = given
     if isinstance(given, str):
-        found = pretrained_tokenizer(given, padding_side="left", **how)
+        tokenizer = pretrained_tokenizer(given, padding_side="left", **options)
     for name in ("eos_token", "pad_token"):
         if (token := getattr(args, name)) is not None:
-            if token not in found.get_vocab():
+            if token not in tokenizer.get_vocab():
                 raise ValueError(f"{name} is {token!r}: give a token that the tokenizer has.")
-            setattr(found, name, token)
+            setattr(tokenizer, name, token)
     if (path := args.chat_template_path) is not None:
         template = Path(path).read_text("utf-8") if Path(path).is_file() else None
-        found.chat_template = template or pretrained_tokenizer(path).chat_template
-    if getattr(found, "eos_token", "") is None:  # what is no tokenizer is refused below
+        tokenizer.chat_template = template or pretrained_tokenizer(path).chat_template
+    if getattr(tokenizer, "eos_token", "") is None:  # what is no tokenizer is refused below
         raise ValueError(
             "the tokenizer has no EOS token, so no answer would end: set tokenizer.eos_token, or "
             "eos_token in the settings."
         )
-    return load_tokenizer(found)
+    return load_tokenizer(tokenizer)
 
 
 def columns_of(data: Any) -> list[str]:
@@ -140,11 +142,11 @@ def mapped(
     num_proc: int | None = None,
 ) -> Any:
     "The data with new columns in place of all others."
-    how: dict[str, Any] = dict(num_proc=num_proc) if isinstance(data, Dataset) else {}
+    options: dict[str, Any] = dict(num_proc=num_proc) if isinstance(data, Dataset) else {}
     if isinstance(data, Dataset) and not data.cache_files:  # in memory: nothing to find again by
-        how["new_fingerprint"] = token_hex(8)  # a hash of code and tokenizer, half a second
-    how |= dict(batched=True, with_indices=True, remove_columns=columns_of(data))
-    return data.with_format(None).map(encode, **how)
+        options["new_fingerprint"] = token_hex(8)  # a hash of code and tokenizer, half a second
+    options |= dict(batched=True, with_indices=True, remove_columns=columns_of(data))
+    return data.with_format(None).map(encode, **options)
 
 
 def warn_of_end(text: str, tokenizer: PreTrainedTokenizerBase) -> None:

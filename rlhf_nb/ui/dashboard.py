@@ -395,12 +395,12 @@ class Panel:
             steers = run.going and board.trainer is not None
             more = len(run.lines) > len(chosen_curves(run, self.few))
             self.hold.description = "go on" if board.wishes.pausing else "pause"
-            for one, there, display_as in (
+            for one, is_shown, display_as in (
                 (self.signal, run.batch, "flex"),
                 (self.curves, more, "flex"),
                 (self.slider, steers, None),
             ):
-                one.layout.display = display_as if there else "none"
+                one.layout.display = display_as if is_shown else "none"
             for one in (self.hold, self.stop, self.slider):
                 one.disabled = not run.going or board.ranks > 1
             self._sync()

@@ -110,11 +110,11 @@ def against(rollout: Rollout, episode: int, now: Tensor) -> dict[str, Tensor]:
     given = now, old, old if rollout.advantages is None else rollout.advantages, rollout.mask
     n = int(rollout.mask[episode].sum())
     alone = [x[episode, :n, None, None] for x in given]  # each token as a batch of its own
-    found = torch.vmap(partial(policy_diagnostics, **clip))(*alone) if n else {}
-    ratio = found.get("ratio", torch.zeros(0)) - 1
+    diagnostics = torch.vmap(partial(policy_diagnostics, **clip))(*alone) if n else {}
+    ratio = diagnostics.get("ratio", torch.zeros(0)) - 1
     signals = {"ratio - 1": ratio}
     if rollout.advantages is not None:
-        signals["clipped"] = found.get("clipfrac", ratio) * ratio.sign()
+        signals["clipped"] = diagnostics.get("clipfrac", ratio) * ratio.sign()
     return signals
 
 

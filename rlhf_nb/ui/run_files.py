@@ -485,12 +485,12 @@ def run_suspects(
     suspects = [Suspect(alarm.update, None, sentence(alarm)) for alarm in alarms]
     below = log[log[kl] < -0.5] if (kl := SHORT["KL"]) in log else log[:0]
     for row in below.to_dict("records")[-1:]:
-        told = (
+        negative = (
             f"Alarm. Update {row['update']:.0f}: mean KL is {row[kl]:.3g} nats. If that is not the "
             "noise of few answers, log-probs of sampler, trainer or reference are not of the same "
             "policy or text"
         )
-        suspects.insert(0, Suspect(int(row["update"]), None, told))
+        suspects.insert(0, Suspect(int(row["update"]), None, negative))
     for name, column in logged.items():
         suspects += _jump(name, log.dropna(subset=[column]), column, jump)
     return suspects
