@@ -11,6 +11,9 @@ import pytest
 from controls import WAYS, Widget, nameless, photograph, violations, widgets
 from lab import Lab, Notebook
 
+# What is tested here changes with the tests alone, and a page of dead controls takes a minute.
+pytestmark = pytest.mark.slow
+
 SOUND = """
 import ipywidgets as w
 from rlhf_nb.ui.explore import control
