@@ -5,7 +5,7 @@
 # %% ../nbs/reference/39_sampling.ipynb #39a0de06
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ __all__ = ['Engine', 'LOG_WEIGHT_CAP', 'importance_weights', 'mismatch']
 from .rollout import Sample, Sampling
 
 # %% ../nbs/reference/39_sampling.ipynb #7fb4d264
+@runtime_checkable
 class Engine(Protocol):
     "A sampler of responses, whatever program runs it."
 

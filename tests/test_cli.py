@@ -493,6 +493,39 @@ def test_reward_functions_by_name(monkeypatch):
     ) == [3.0, 0.0]
 
 
+# catches: an engine that is named and does not sample, one that vLLM replaces, and one that is none
+def test_an_engine_by_name_is_what_samples(parts, capsys):
+    Path("mine.py").write_text(
+        "from pathlib import Path\nfrom rlhf_nb.engines import CachedEngine\n"
+        "class Noted(CachedEngine):\n"
+        "    def generate(self, ids, mask, settings):\n"
+        "        Path('sampled').open('a').write(f'{len(ids)} ')\n"
+        "        return super().generate(ids, mask, settings)\n"
+        "def make(args, policy, tokenizer):\n"
+        "    assert args.response_length == 3 and tokenizer.eos_token and policy.config\n"
+        "    return Noted(8)\n"
+        "def nothing(args, policy, tokenizer): return args\n"
+    )
+    line = (
+        f"ppo --dataset_name {parts}/rows.jsonl --model_name_or_path {parts}/sft --max_steps 1 "
+        "--per_device_train_batch_size 8 --response_length 3 --reward_function ones.py:ones "
+        f"{COMMON} --output_dir run --engine "
+    )
+    Path("ones.py").write_text(
+        "def ones(prompts, responses, **columns): return [1.0] * len(responses)"
+    )
+    assert say(capsys, line + "mine.py:make --num_sample_generations 0")[0] == 0
+    assert Path("sampled").read_text() == "8 "
+    for words, said in (
+        ("mine.py:nothing", "returned a PPOConfig: return an object with the methods sync"),
+        ("mine.py:none", "mine.py has no function none"),
+        ("mine", "give module:function or file.py:function"),
+        ("mine.py:make --use_vllm", "--engine and --use_vllm both say who samples"),
+    ):
+        code, _, err = say(capsys, line + words + " --overwrite_output_dir")
+        assert code == 2 and said in err, err
+
+
 # ---- What a trainer is given ----
 
 

@@ -128,6 +128,12 @@ class PPOModelArguments(TrainModelArguments):
         "module:function or file.py:function, called with prompts, responses and the data set's "
         "columns; or gold, sentiment. Several are added up (--reward_weights).",
     )
+    engine: str | None = setting(
+        None,
+        "Who samples: module:function or file.py:function, called with the settings, the policy "
+        "and its tokenizer; it returns an Engine (nbs/reference/39_sampling.ipynb). None: the "
+        "package's own sampler, or vLLM (--use_vllm).",
+    )
     reward_ensemble: list[str] | None = setting(
         None,
         "More reward models beside --reward_model_path: names or folders. --reward_aggregation "

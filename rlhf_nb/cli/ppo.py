@@ -27,8 +27,10 @@ from rlhf_nb.cli.ppo_models import (
     scorers,
     value_model_of,
 )
+from rlhf_nb.cli.scoring import load_function
 from rlhf_nb.cli.training import finish, in_folder
 from rlhf_nb.models import load_policy
+from rlhf_nb.sampling import Engine
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
 ABOUT = About(
@@ -102,6 +104,9 @@ def trainer_of(data: TrainDataArguments, models: PPOModelArguments, args: PPOCon
     "The trainer that the options describe. Raises ValueError and OSError on wrong ones."
     check_critic(models, args)
     check_judges(models, args)
+    if models.engine and args.use_vllm:
+        raise ValueError("--engine and --use_vllm both say who samples: leave one of them out.")
+    make_engine = load_function("--engine", models.engine) if models.engine else None
     name = policy_name(models.model_name_or_path, args.sft_model_path)
     given = "model_name_or_path" if name == models.model_name_or_path else "sft_model_path"
     models.model_name_or_path = models.model_name_or_path or name
@@ -114,7 +119,7 @@ def trainer_of(data: TrainDataArguments, models: PPOModelArguments, args: PPOCon
     judges = scorers(models, args)
     with named(f"--{given}", name):
         policy = load_policy(name, **loading(models))
-    return PPOTrainer(
+    trainer = PPOTrainer(
         args,
         tokenizer,
         policy,
@@ -127,6 +132,14 @@ def trainer_of(data: TrainDataArguments, models: PPOModelArguments, args: PPOCon
         peft_config=adapter_config(models, "CAUSAL_LM", models.use_peft),
         value_peft_config=adapter_config(models, "SEQ_CLS", models.value_use_peft),
     )
+    if make_engine is not None:
+        trainer.engine = make_engine(trainer.args, trainer.pair.policy, tokenizer)
+        if not isinstance(trainer.engine, Engine):
+            raise ValueError(
+                f"--engine {models.engine} returned a {type(trainer.engine).__name__}: return an "
+                "object with the methods sync, generate and close of rlhf_nb.sampling.Engine."
+            )
+    return trainer
 
 
 def ppo_command(words: Sequence[str]) -> int | None:

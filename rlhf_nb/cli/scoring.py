@@ -1,4 +1,4 @@
-"""Reward functions by name."""
+"""Reward functions, and other functions of the user's own, by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
@@ -58,32 +58,42 @@ def module_at(
         sys.path.remove(os.getcwd())
 
 
+def load_function(
+    option: str,  # that names it, for errors
+    name: str,  # module:function, or file.py:function
+    known: Iterable[str] = (),  # other names that the option takes
+) -> Callable[..., Any]:
+    "The function of that name. Raises ValueError where there is none."
+    place, _, attribute = name.rpartition(":")
+    if not place:
+        others = f", or one of {', '.join(known)}" if known else ""
+        raise ValueError(
+            f"{option} {name}: give module:function or file.py:function{others}."
+            f"{did_you_mean(name, known)}"
+        )
+    try:
+        module = module_at(place)
+    except Exception as error:  # whatever the file does as it is imported
+        kind = "" if isinstance(error, (ImportError, OSError)) else f"{type(error).__name__}: "
+        raise ValueError(f"{option} {name}: {kind}{error}.") from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        functions = [one for one in dir(module) if callable(getattr(module, one))]
+        what = f" ({attribute} is {type(function).__name__})" * (function is not None)
+        raise ValueError(
+            f"{option} {name}: {place} has no function "
+            f"{attribute}{what}.{did_you_mean(attribute, functions)}"
+        )
+    return function
+
+
 def load_reward_function(
     name: str,  # one of REWARDS, module:function, or file.py:function
 ) -> Callable[..., list[float]]:
     "The function of that name. Raises ValueError where there is none."
     if name in REWARDS:
         return REWARDS[name]()
-    place, _, attribute = name.rpartition(":")
-    if not place:
-        raise ValueError(
-            f"--reward_function {name}: give module:function, file.py:function, or one of "
-            f"{', '.join(REWARDS)}.{did_you_mean(name, REWARDS)}"
-        )
-    try:
-        module = module_at(place)
-    except Exception as error:  # whatever the file does as it is imported
-        kind = "" if isinstance(error, (ImportError, OSError)) else f"{type(error).__name__}: "
-        raise ValueError(f"--reward_function {name}: {kind}{error}.") from error
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        functions = [one for one in dir(module) if callable(getattr(module, one))]
-        what = f" ({attribute} is {type(function).__name__})" * (function is not None)
-        raise ValueError(
-            f"--reward_function {name}: {place} has no function "
-            f"{attribute}{what}.{did_you_mean(attribute, functions)}"
-        )
-    return with_name(function, name)
+    return with_name(load_function("--reward_function", name, REWARDS), name)
 
 
 def with_name(function: Callable[..., list[float]], name: str) -> Callable[..., list[float]]:
