@@ -14,7 +14,7 @@ from .logprobs import tempered
 from .masks import log_ratio
 
 # %% auto #0
-__all__ = ['LOGR_CAP', 'ESTIMATORS', 'full_kl', 'k3', 'k1', 'k2', 'abs_kl', 'estimate_kl', 'response_full_kl', 'FixedKLController', 'AdaptiveKLController']
+__all__ = ['LOGR_CAP', 'KL_ESTIMATORS', 'full_kl', 'k3', 'k1', 'k2', 'abs_kl', 'estimate_kl', 'response_full_kl', 'FixedKLController', 'AdaptiveKLController']
 
 # %% ../nbs/course/08_kl.ipynb #56341bcc
 def full_kl(
@@ -71,7 +71,7 @@ def abs_kl(
     return log_ratio(logprobs, ref_logprobs).abs()
 
 # %% ../nbs/course/08_kl.ipynb #addc4ac4
-ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "k1": k1,
     "k2": k2,
     "k3": k3,
@@ -82,15 +82,15 @@ ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def estimate_kl(
     logprobs: Tensor,  # [B, T] policy
     ref_logprobs: Tensor,  # [B, T] reference
-    estimator: str = "k1",  # one of ESTIMATORS
+    estimator: str = "k1",  # one of KL_ESTIMATORS
 ) -> Tensor:  # [B, T] float32, in nats
     "KL of every token by the estimator of that name. Raises ValueError on an unknown name."
-    if estimator not in ESTIMATORS:
+    if estimator not in KL_ESTIMATORS:
         raise ValueError(
-            f"kl_estimator is {estimator!r}: known are {', '.join(ESTIMATORS)} from log-probs, and "
-            "full, which needs both distributions (full_kl on logits, response_full_kl on models)."
+            f"kl_estimator is {estimator!r}: known are {', '.join(KL_ESTIMATORS)} from log-probs, "
+            "and full, which needs both distributions (full_kl on logits, response_full_kl on models)."
         )
-    return ESTIMATORS[estimator](logprobs, ref_logprobs)
+    return KL_ESTIMATORS[estimator](logprobs, ref_logprobs)
 
 # %% ../nbs/reference/42_kl_control.ipynb #1be7d3c2
 import math

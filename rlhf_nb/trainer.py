@@ -460,9 +460,8 @@ class PPOTrainer(UpdateTrainer):
         "Means over real tokens or episodes of all ranks."
         metrics = update_metrics(r, self.live_objective, sums, norms, self.layout.sum)
         if r.engine_logprobs is not None:
-            largest = lambda x: self.accelerator.gather(x).max()
-            cap = self.args.importance_sampling_cap
-            metrics |= engine_metrics(r, r.engine_logprobs, cap, self.layout.sum, largest)
+            cap, ranks = self.args.importance_sampling_cap, self.layout
+            metrics |= engine_metrics(r, r.engine_logprobs, cap, ranks.sum, ranks.largest)
         if ESTIMATORS[self.args.advantage_estimator].group:
             alike, count = equal_groups(r, self.args.num_generations), self.layout.count
             groups = max(1, count(len(alike)))

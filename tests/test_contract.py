@@ -1,12 +1,15 @@
 "What people know from the published trainer, and what they see when they step by hand."
 
 import dataclasses
+import inspect
 
 import pytest
 from datasets import Dataset
 from ppo_fixtures import PROMPTS, SIZES, rollouts, unlike, weights
 from transformers import TrainingArguments
 
+from rlhf_nb.gae import gae, td_errors
+from rlhf_nb.losses import policy_diagnostics, policy_loss, value_diagnostics, value_loss
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
@@ -104,6 +107,25 @@ def test_the_published_fields_and_defaults(tmp_path):
     }
     told = set(PUBLISHED) | set(NEW) | {"penalty_reward_value", "kl_target", "kl_horizon"}
     assert ours <= told, f"fields that nothing is said of here: {ours - told}"
+
+
+# catches: a default that is changed in the settings, and not in the function that a page calls
+def test_functions_have_the_defaults_of_the_settings():
+    settings = {f.name: f.default for f in dataclasses.fields(PPOConfig)}
+    others = [
+        f"{function.__name__}({name}={given.default}), and the setting is {settings[name]}"
+        for function in (
+            policy_loss,
+            policy_diagnostics,
+            value_loss,
+            value_diagnostics,
+            gae,
+            td_errors,
+        )
+        for name, given in inspect.signature(function).parameters.items()
+        if given.default is not given.empty and given.default != settings.get(name, given.default)
+    ]
+    assert not others
 
 
 # catches: a hardware default that is taken in silence, or one that overrides what the user said

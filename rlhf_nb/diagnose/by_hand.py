@@ -135,14 +135,14 @@ def kl_coef_after(kl_coef: float, kl: float, episodes: int, args: Any) -> float:
     return kl_coef * (1 + error * episodes / args.kl_horizon)
 
 
-ESTIMATORS = "gae", "rloo", "grpo", "dr_grpo", "reinforce_pp"  # whose advantages are done by hand
+BY_HAND = "gae", "rloo", "grpo", "dr_grpo", "reinforce_pp"  # whose advantages are done by hand
 
 
 class Targets(NamedTuple):
     "A row for each episode."
 
     rewards: list[Row]
-    advantages: list[Row] | None  # None for an estimator that is not in ESTIMATORS here
+    advantages: list[Row] | None  # None for an estimator that is not in BY_HAND
     returns: list[Row] | None  # None without a value model
 
 
@@ -159,7 +159,7 @@ def targets_of(
     price = price_in_rewards(kl_coef, args)
     rewards = [rewards_of(*row, price) for row in zip(kl, scores)]
     used = whitened(rewards, keep_mean=True) if args.whiten_rewards else rewards
-    if args.advantage_estimator not in ESTIMATORS:
+    if args.advantage_estimator not in BY_HAND:
         return Targets(used, None, None)
     if args.advantage_estimator == "grpo" and steps is not None:
         return Targets(rewards, of_steps(rewards, steps, args.num_generations), None)

@@ -513,7 +513,7 @@ NO_VALUE = "advantage_estimator has no value model"
 def unknown(subject: Subject) -> str:
     "Why there is nothing to compare an estimator's numbers with; empty where there is."
     name = subject.args.advantage_estimator
-    return "" if name in by_hand.ESTIMATORS else f"advantage_estimator {name!r} has no copy by hand"
+    return "" if name in by_hand.BY_HAND else f"advantage_estimator {name!r} has no copy by hand"
 
 
 def real_values(observed: Observed) -> list[list[float]]:

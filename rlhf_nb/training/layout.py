@@ -296,11 +296,13 @@ class Layout:
         "A sum of counts over all ranks."
         return int(self.sum(torch.tensor(n, device=self.device)))
 
+    def largest(self, x: Tensor) -> Tensor:
+        "The largest number that any rank has."
+        return (self.accelerator.gather(x) if self.processes > 1 else x).max()
+
     def most(self, n: int) -> int:
-        "The largest of the ranks' numbers."
-        if self.processes == 1:
-            return n
-        return int(self.accelerator.gather(torch.tensor([n], device=self.device)).max())
+        "The largest of the ranks' counts."
+        return int(self.largest(torch.tensor([n], device=self.device)))
 
     # ---- frozen models ----
 

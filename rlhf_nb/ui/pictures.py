@@ -11,7 +11,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from rlhf_nb.kl import ESTIMATORS, estimate_kl, full_kl
+from rlhf_nb.kl import KL_ESTIMATORS, estimate_kl, full_kl
 from rlhf_nb.ui.html import asset, element
 from rlhf_nb.ui.loop import (
     FROZEN,
@@ -242,7 +242,7 @@ def kl_picture(
     logprobs, ref_logprobs, exact = bells(drift, temperature)
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.multinomial(logprobs.exp(), BATCHES * tokens, True, generator=generator)
-    each = {name: estimate_kl(logprobs, ref_logprobs, name) for name in ESTIMATORS}
+    each = {name: estimate_kl(logprobs, ref_logprobs, name) for name in KL_ESTIMATORS}
     averages = {name: x[drawn].view(BATCHES, tokens).mean(1) for name, x in each.items()}
     legend, labels = [], []
     for i, (name, x) in enumerate(each.items()):

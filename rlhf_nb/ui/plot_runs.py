@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.training.logs import Log
 
-METRICS = ("objective/*", "policy/*", "loss/*", "val/*")  # those of the published report
+PUBLISHED = ("objective/*", "policy/*", "loss/*", "val/*")  # those of the published report
 # Values of the last update alone; any other is the mean over the updates since the line before.
 AT_ONCE = ("lr", "learning_rate", "objective/kl_coef", "eval_*", "sample_*", "gold/*")
 
@@ -45,12 +45,12 @@ def group_runs(
 
 def choose_metrics(
     logs: Sequence[Log],
-    patterns: Sequence[str] | None = None,  # None: METRICS, or all where none of these was logged
+    patterns: Sequence[str] | None = None,  # None: PUBLISHED, or all where none of these was logged
 ) -> list[str]:
     "Metrics that match, in the order of the patterns. ValueError where a pattern matches nothing."
     known = sorted({name for log in logs for row in log for name in row})
     known = [name for name in known if name not in ("step", "episode", "epoch")]
-    matches = {p: [name for name in known if fnmatch(name, p)] for p in patterns or METRICS}
+    matches = {p: [name for name in known if fnmatch(name, p)] for p in patterns or PUBLISHED}
     if patterns is None and not any(matches.values()):
         return known
     if empty := next((p for p, match in matches.items() if not match and patterns), None):
