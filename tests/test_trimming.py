@@ -382,7 +382,7 @@ WRONG = {
     "normalised by the part": (
         rlhf_nb.trainer,
         "self.layout.backward(loss / tokens)",
-        "self.layout.backward(loss / some.mask.sum() / len(parts))",
+        "self.layout.backward(loss / micro_batch.mask.sum() / len(parts))",
     ),
 }
 
