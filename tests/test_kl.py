@@ -24,54 +24,27 @@ from rlhf_nb.kl import (
 from rlhf_nb.logprobs import response_logits
 
 
-def distributions(seed, vocab=7, scale=1.0):
-    "Two random distributions over a small vocabulary, as log-probs in float64."
-    g = torch.Generator().manual_seed(seed)
-    return (scale * torch.randn(2, vocab, generator=g, dtype=torch.float64)).log_softmax(-1)
-
-
 def exact(logp, logq):
     p = np.exp(logp.numpy())
     return float((p * (logp.numpy() - logq.numpy())).sum())
 
 
-# catches: logr the wrong way round (the expectation would be another KL), a missing -1, a k2
-# without the half
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.floats(0.1, 2))
-def test_expectations_over_the_whole_vocabulary(seed, scale):
-    logp, logq = distributions(seed, scale=scale)
-    kl, p, logr = exact(logp, logq), logp.exp(), (logq - logp)
-    mean = {name: (p * f(logp, logq)).sum().item() for name, f in KL_ESTIMATORS.items()}
-    assert mean["k1"] == pytest.approx(kl, abs=1e-10) and mean["k3"] == pytest.approx(kl, abs=1e-10)
-    assert mean["k2"] == pytest.approx((p * logr**2 / 2).sum().item()) and mean[
-        "abs"
-    ] == pytest.approx((p * logr.abs()).sum().item())
-    assert full_kl(logp, logq).item() == pytest.approx(kl, abs=1e-12)
-
-
-# catches: exp(x) - 1 - x and expm1(x) - x, both of which lose most digits below 1e-3 in float32
+# catches: exp(x) - 1 - x and expm1(x) - x, both of which lose most digits below 1e-3 in float32; a
+# wrong divisor late in the series, which float32 is too coarse to show
+@pytest.mark.parametrize("dtype, near", [(np.float32, 2e-6), (np.float64, 1e-10)])
 @settings(max_examples=200, deadline=None)
-@given(st.floats(-30, 30).filter(lambda x: abs(x) > 1e-9))
-def test_k3_keeps_its_digits_in_float32(logr):
-    x = np.float32(logr)
-    # the exact value of the float32 number, in enough digits: a series near 0, expm1 elsewhere
+@given(st.one_of(st.floats(-30, 30), st.floats(-0.11, 0.11)).filter(lambda x: abs(x) > 1e-4))
+def test_k3_keeps_its_digits(dtype, near, logr):
+    x = dtype(logr)
+    # the exact value of the number, in enough digits: a series near 0, expm1 elsewhere
     d = float(x)
     wanted = (
         sum(d**n / math.factorial(n) for n in range(2, 14)) if abs(d) < 0.5 else math.expm1(d) - d
     )
-    got = k3(torch.zeros(1), torch.from_numpy(np.array([x]))).item()
-    assert got == pytest.approx(wanted, rel=2e-6)
+    ref = torch.from_numpy(np.array([x]))
+    got = k3(torch.zeros_like(ref), ref).item()
+    assert got == pytest.approx(wanted, rel=near)
     assert got >= 0
-
-
-# catches: a wrong divisor late in the series, which float32 is too coarse to show
-@pytest.mark.parametrize("logr", [0.0999, -0.0999, 0.05, 1e-3])
-def test_k3_series_in_float64(logr):
-    wanted = sum(logr**n / math.factorial(n) for n in range(2, 16))
-    assert k3(torch.zeros(1).double(), tensor([logr], dtype=torch.float64)).item() == pytest.approx(
-        wanted, rel=1e-10
-    )
 
 
 # catches: overflow (inf) on the right, a clamp that also cuts the finite answer on the left, NaN
@@ -82,7 +55,7 @@ def test_far_away_stays_finite(name):
     kl = estimate_kl(logprobs, tensor([-1e4, 0.0, -1e4]), name)
     (grad,) = torch.autograd.grad(kl.sum(), logprobs)
     assert kl.isfinite().all() and grad.isfinite().all()
-    assert kl[2] == 0
+    assert kl[2] == 0 and not torch.signbit(kl[2])
     assert kl[0].item() == pytest.approx({"k1": 1e4, "k2": 5e7, "k3": 9999, "abs": 1e4}[name])
 
 
@@ -95,12 +68,6 @@ def test_bf16_is_widened_before_the_subtraction():
     for f in KL_ESTIMATORS.values():
         assert f(logprobs, ref).dtype == torch.float32
     assert torch.equal(k1(logprobs, ref), logprobs.float() - ref.float())
-
-
-def test_equal_log_probs_give_a_plain_zero():
-    x = tensor([-1.0, 0.0])
-    for f in KL_ESTIMATORS.values():
-        assert not torch.signbit(f(x, x)).any() and (f(x, x) == 0).all()
 
 
 def test_unknown_estimator_names_the_known():
@@ -161,15 +128,15 @@ def batch():
 # catches: chunks in the wrong order, policy and reference exchanged, padding not zero
 @pytest.mark.parametrize("chunk", [1, 13, 40, 2**26])
 def test_response_full_kl_is_the_sum_over_the_logits(batch, chunk):
-    policy, ref = tiny(0), tiny(1)
-    got, mask = response_full_kl(policy, ref, *batch, temperature=0.7, chunk_logits=chunk), batch[3]
-    with torch.no_grad():
-        wanted = full_kl(response_logits(policy, *batch), response_logits(ref, *batch), 0.7)
-    assert (
-        torch.allclose(got[mask], wanted[mask], atol=1e-5)
-        and (got[~mask] == 0).all()
-        and not got.requires_grad
-    )
+    policy, ref = MODELS
+    one = batch[0][:1, 3:], batch[1][:1, 3:], batch[2][:1, :1], batch[3][:1, :1]
+    for rows in (batch, one):
+        got = response_full_kl(policy, ref, *rows, temperature=0.7, chunk_logits=chunk)
+        with torch.no_grad():
+            wanted = full_kl(response_logits(policy, *rows), response_logits(ref, *rows), 0.7)
+        mask = rows[3]
+        assert torch.allclose(got[mask], wanted[mask], atol=1e-5) and got.shape == mask.shape
+        assert (got[~mask] == 0).all() and not got.requires_grad
 
 
 # catches: the context entered for the wrong model, or left before the reference's head
@@ -323,39 +290,6 @@ def test_which_gradient_follows_the_kl(seed, scale):
     assert torch.allclose(in_reward("k3"), home - other, atol=1e-8)
 
 
-# catches: a page that calls a penalty right for responses which is right for one token alone (Tang
-# and Munos 2025): token by token in the loss, the effect of a token on later KL is missing
-@settings(max_examples=15, deadline=None)
-@given(st.integers(0, 10**6), st.integers(2, 4))
-def test_which_gradient_follows_the_kl_of_a_response(seed, steps):
-    g, size = torch.Generator().manual_seed(seed), 2
-    z, ref = torch.randn(2, 1 + size, size, generator=g, dtype=torch.float64)
-    z.requires_grad_()
-    every = torch.cartesian_prod(*[torch.arange(size)] * steps)
-    rows = torch.cat([torch.zeros(len(every), 1, dtype=torch.long), every[:, :-1] + 1], 1)
-    logp, logq = (x.log_softmax(-1)[rows, every] for x in (z, ref))
-    chance = logp.sum(1, keepdim=True).exp()
-    p = chance.detach()
-
-    def grad(loss):
-        return torch.autograd.grad(loss, z, retain_graph=True)[0]
-
-    def in_reward(name):
-        kl = estimate_kl(logp, logq, name).detach()
-        return grad((p * kl.flip(1).cumsum(1).flip(1) * logp).sum())
-
-    whole = [x.sum(1, keepdim=True) for x in (logp, logq)]
-    own = full_kl(z, ref)[rows]
-    wanted = grad((chance * (whole[0] - whole[1])).sum())
-    assert torch.allclose(in_reward("k1"), wanted, atol=1e-10)
-    assert torch.allclose(grad((p * estimate_kl(*whole, "k2")).sum()), wanted, atol=1e-10)
-    by_token = grad((p * estimate_kl(logp, logq, "k2")).sum())
-    assert torch.allclose(by_token, grad((p * own).sum()), atol=1e-10)
-    later = grad((p * own.detach().flip(1).cumsum(1).flip(1) * logp).sum())
-    assert torch.allclose(by_token + later, wanted, atol=1e-10)
-    assert not torch.allclose(by_token, wanted, atol=1e-6)
-
-
 # catches: other figures than those of the page, whose first choice is even and leads to a KL
 def test_two_even_choices_and_one_that_is_not():
     first = torch.zeros(2, dtype=torch.float64, requires_grad=True)
@@ -425,11 +359,3 @@ def test_response_full_kl_of_random_rows(seed, at, order):
 
 
 MODELS = tiny(0), tiny(1)
-
-
-def test_one_token():
-    ids, real = tensor([[5]]), tensor([[True]])
-    got = response_full_kl(*MODELS, ids, real, ids, real)
-    with torch.no_grad():
-        logits, ref = [model(ids).logits[0, 0] for model in MODELS]
-    assert got.shape == (1, 1) and torch.allclose(got[0, 0], full_kl(logits, ref), atol=1e-5)

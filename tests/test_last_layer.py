@@ -289,16 +289,9 @@ def gradients(loss: torch.Tensor, model: nn.Module) -> list[torch.Tensor]:
     return found
 
 
-def sft_losses(texts, folder, **how) -> tuple[list, list]:
+def sft_losses(texts, small_args, **how) -> tuple[list, list]:
     tokenizer, prompts, completions = texts
-    args = SFTConfig(
-        str(folder),
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        per_device_train_batch_size=8,
-        **how,
-    )
+    args = small_args(SFTConfig, per_device_train_batch_size=8, **how)
     trainer = SFTTrainer(
         tiny_policy(tokenizer, 0),
         args,
@@ -316,21 +309,15 @@ def sft_losses(texts, folder, **how) -> tuple[list, list]:
 
 # catches: a label too many or too few, columns that are off by one, another mean
 @pytest.mark.parametrize("how", [dict(), dict(packing=True)], ids=str)
-def test_fine_tuning_has_the_same_gradient(texts, tmp_path, how):
-    plain, spared = sft_losses(texts, tmp_path, **how)
+def test_fine_tuning_has_the_same_gradient(texts, small_args, how):
+    plain, spared = sft_losses(texts, small_args, **how)
     assert len(plain) > 20 and apart(plain, spared) <= 1e-6
 
 
 # catches: logits of the whole post
-def test_fine_tuning_makes_logits_of_the_completion_alone(texts, tmp_path):
+def test_fine_tuning_makes_logits_of_the_completion_alone(texts, small_args):
     tokenizer = texts[0]
-    args = SFTConfig(
-        str(tmp_path),
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        per_device_train_batch_size=4,
-    )
+    args = small_args(SFTConfig, per_device_train_batch_size=4)
     rows = Dataset.from_dict(dict(prompt=[" ".join(WORDS[:20])] * 4, completion=["w1 w2 w3"] * 4))
     trainer, seen = (
         SFTTrainer(tiny_policy(tokenizer, 0), args, rows, processing_class=tokenizer),
@@ -346,16 +333,10 @@ def test_fine_tuning_makes_logits_of_the_completion_alone(texts, tmp_path):
     ]  # three words and the stop token, and the one after it, which nobody counts
 
 
-def reward_losses(texts, folder, kind=RewardTrainer) -> tuple[list, list]:
+def reward_losses(texts, small_args, kind=RewardTrainer) -> tuple[list, list]:
     tokenizer, prompts, chosen = texts
     data = Dataset.from_dict(dict(prompt=prompts, chosen=chosen, rejected=chosen[3:] + chosen[:3]))
-    args = RewardConfig(
-        str(folder),
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        per_device_train_batch_size=8,
-    )
+    args = small_args(RewardConfig, per_device_train_batch_size=8)
     trainer = kind(scorer_from(tiny_policy(tokenizer, 0)), args, data, processing_class=tokenizer)
     batch, found, module = (
         next(iter(trainer.get_train_dataloader())),
@@ -370,8 +351,8 @@ def reward_losses(texts, folder, kind=RewardTrainer) -> tuple[list, list]:
 
 
 # catches: a last layer that is spared at the very token which is read
-def test_a_reward_model_has_the_same_gradient(texts, tmp_path):
-    plain, spared = reward_losses(texts, tmp_path)
+def test_a_reward_model_has_the_same_gradient(texts, small_args):
+    plain, spared = reward_losses(texts, small_args)
     assert len(plain) > 20 and apart(plain, spared) <= 1e-6
 
 
@@ -438,7 +419,7 @@ def wrong_module(name: str, old: str, new: str, monkeypatch) -> object:
 
 # catches: tests above that would let these pass
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_programs_are_seen(name, texts, tmp_path, monkeypatch):
+def test_wrong_programs_are_seen(name, texts, small_args, monkeypatch):
     where, *passage = WRONG[name]
     wrong = wrong_module(where, *passage, monkeypatch)
     with pytest.raises((AssertionError, RuntimeError, IndexError)):
@@ -451,9 +432,9 @@ def test_wrong_programs_are_seen(name, texts, tmp_path, monkeypatch):
             test_routers_that_are_read_see_every_position()
         if where == "sft":
             monkeypatch.setattr(sys.modules[__name__], "SFTTrainer", wrong.SFTTrainer)
-            test_fine_tuning_has_the_same_gradient(texts, tmp_path, dict())
+            test_fine_tuning_has_the_same_gradient(texts, small_args, dict())
         if where == "reward":
-            assert apart(*reward_losses(texts, tmp_path, wrong.RewardTrainer)) <= 1e-6
+            assert apart(*reward_losses(texts, small_args, wrong.RewardTrainer)) <= 1e-6
 
 
 # catches: a router that sees fewer positions than there are, so that the loss which balances

@@ -422,13 +422,6 @@ def test_the_command_prints_writes_and_returns_what_it_found(run_of, capsys):
     assert "✗ failed" in capsys.readouterr().out
 
 
-def test_the_help_has_its_own_options_and_those_of_ppo(capsys):
-    with pytest.raises(SystemExit):
-        main(["preflight", "--help"])
-    told = capsys.readouterr().out
-    assert all(f"--{x}" in told for x in ("preflight_pairs", "json", "html", "kl_coef", "config"))
-
-
 # catches: a token whose text is a part of other words, for which those were rewarded as well: on a
 # healthy run of the mini world the word "i" became less likely in one of three seeds
 def test_the_trivial_reward_is_for_one_token_alone():

@@ -346,18 +346,21 @@ def test_a_refused_resume_changes_nothing_and_one_that_goes_on_has_a_line_a_step
     assert (folder / "checkpoint-3.later-1").is_dir()
 
 
+# catches: an older checkpoint that is kept although save_total_limit is reached, one that was never
+# finished taken for the last, in silence
 def test_an_unfinished_checkpoint_is_skipped_with_a_line(ppo, caplog):
-    settings = dict(total_episodes=24, save_strategy="steps", save_steps=1)
+    settings = dict(total_episodes=24, save_strategy="steps", save_steps=1, save_total_limit=2)
     first = ppo(**settings)
     first.train()
     folder = Path(first.args.output_dir)
+    assert sorted(p.name for p in folder.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
     (folder / "checkpoint-3" / "manifest.json").unlink()
     (folder / "checkpoint-4.partial").mkdir()
     again = ppo(**settings)
     again.train(resume_from_checkpoint=True)
     assert "checkpoint-3 was never finished, and is skipped" in caplog.text
     assert "checkpoint-4.partial was never finished" in caplog.text
-    assert again.state.global_step == 3
+    assert again.state.global_step == 3 and len(logs(again)) == 3
 
 
 def test_nothing_to_resume_is_one_line(ppo):

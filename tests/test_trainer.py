@@ -379,13 +379,12 @@ def test_stepping_by_hand(ppo, steps):
     assert math.isfinite(trainer.update(r)["loss/policy_avg"]) and len(steps) == 12
 
 
+# catches: rows that are left out, samples that do not come at the end of the run too
 def test_completions_keep_every_row(ppo):
-    trainer = ppo(num_sample_generations=3)
+    trainer = ppo(total_episodes=40, num_sample_generations=2, num_ppo_epochs=1)
     trainer.train()
     tables = sorted((Path(trainer.args.output_dir) / "completions").iterdir())
-    assert [table.name for table in tables] == [f"update-{n:05d}-sample.csv" for n in (1, 2, 3)]
-    import pandas as pd
-
+    assert [table.name for table in tables] == [f"update-{n:05d}-sample.csv" for n in (2, 4, 5)]
     frame = pd.read_csv(tables[-1], keep_default_na=False)
     assert (
         list(frame.columns) == ["query", "model response", "score"]
@@ -487,14 +486,6 @@ def test_completions_end_at_stop_strings(ppo):
     assert trainer.generate_completions()["eval_length"] == 1
 
 
-def test_completions_come_at_the_end_too(ppo):
-    trainer = ppo(total_episodes=40, num_sample_generations=2, num_ppo_epochs=1)
-    trainer.train()
-    assert [
-        path.stem for path in sorted((Path(trainer.args.output_dir) / "completions").iterdir())
-    ] == [f"update-{n:05d}-sample" for n in (2, 4, 5)]
-
-
 # ---- Saving and going on ----
 
 everything = dict(
@@ -534,17 +525,6 @@ def test_a_log_across_the_break_is_the_same(ppo):
 # catches: a resume that falls back in silence, or one checkpoint's damage that spoils the others
 def test_a_damaged_checkpoint_is_refused_by_name(ppo):
     check_damaged(ppo)
-
-
-def test_resume_true_takes_the_last_whole_one(ppo):
-    trainer = ppo(**everything | dict(save_total_limit=2, total_episodes=24))
-    trainer.train()
-    folder = Path(trainer.args.output_dir)
-    assert sorted(p.name for p in folder.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
-    (folder / "checkpoint-4.partial").mkdir()
-    again = ppo(**everything | dict(total_episodes=32))
-    again.train(resume_from_checkpoint=True)
-    assert again.state.global_step == 4 and len(logs(again)) == 4
 
 
 # catches: a best checkpoint under the name that it has while it is written, other weights at the end
