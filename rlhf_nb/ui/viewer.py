@@ -224,6 +224,7 @@ def _curve(
     return dict(name=metric.short[0], about=about, unit=unit, lines=list(lines), svg=svg)
 
 
+NO_ALARM = "No alarm: nothing ran away or jumped."
 MOST = 4_000_000  # tokens in one file, at about 14 bytes each
 
 
@@ -433,6 +434,8 @@ class RunBrowser:
             )
             chosen = fewer
         suspects = suspects_of(self.run, chosen)
+        if len(files) > 1 and not any(x.sentence.startswith(("Alarm", "Jump")) for x in suspects):
+            said = f"{NO_ALARM} {said}".strip()
         theirs = sorted({nearest(list(self.other.files), u) for u in chosen}) if self.other else []
         listed = self.updates(chosen, theirs)
         packed, prompts = [], set()
