@@ -422,7 +422,8 @@ class RunBrowser:
         """One file that needs no kernel: some updates with their episodes, the suspects and the
         curves."""
         files = list(self.run.files)
-        of_run = run_suspects(log_or_means(self.run), counted=self.run.counted)
+        log = log_or_means(self.run)
+        of_run = run_suspects(log, counted=self.run.counted)
         odd = {nearest(files, one.update) for one in of_run}
         chosen, said = _chosen_updates(files, updates, odd), ""
         tokens = int(self.run.numbers(chosen)["length"].sum())
@@ -434,7 +435,8 @@ class RunBrowser:
             )
             chosen = fewer
         suspects = suspects_of(self.run, chosen)
-        if len(files) > 1 and not any(x.sentence.startswith(("Alarm", "Jump")) for x in suspects):
+        odd_run = any(one.sentence.startswith(("Alarm", "Jump")) for one in suspects)
+        if len(log) >= 6 and not odd_run:  # an alarm compares two means of three updates
             said = f"{NO_ALARM} {said}".strip()
         theirs = sorted({nearest(list(self.other.files), u) for u in chosen}) if self.other else []
         listed = self.updates(chosen, theirs)
