@@ -336,6 +336,10 @@ def test_a_folder_that_goes_on(tmp_path):
     files.verl(tmp_path, 3)
     ask(seen.reader, act="refresh")
     assert [one["update"] for one in seen.reader.head["updates"]] == [1, 2, 3]
+    assert seen.run.rollout(1).responses[0] == "It is 1 ."
+    files.write_lines(tmp_path / "1.jsonl", [dict(input="a", output="anew", score=1.0, step=1)])
+    seen.run.refresh()
+    assert seen.run.rollout(1).responses == ["anew"]
     (tmp_path / "run" / "rollouts").mkdir(parents=True)
     update_of(1).save(tmp_path / "run" / "rollouts" / "update-00001.safetensors")
     seen = browse(ROWS, tmp_path / "run", columns=MINE)
@@ -404,7 +408,9 @@ def test_what_is_refused(tmp_path):
         with pytest.raises((ValueError, OSError), match=told):
             act()
     assert parse_columns(["prompt=a b, response = c=d"]) == dict(prompt="a b", response="c=d")
-    assert ForeignRun(iter([dict(response="a")])).numbers()["length"].tolist() == [1]
+    run = ForeignRun(iter([dict(response="a")]))  # a generator is empty the second time
+    run.refresh()
+    assert run.numbers()["length"].tolist() == [1]
 
 
 BROKEN = dict(
