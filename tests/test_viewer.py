@@ -6,7 +6,6 @@ import gzip
 import json
 import math
 import re
-import shutil
 from dataclasses import asdict, replace
 from io import StringIO
 from itertools import pairwise
@@ -21,7 +20,7 @@ from markup import Reader
 from packs import pieces, unpacked
 from rich.console import Console
 
-from rlhf_nb.cli.view import rollout_text
+from rlhf_nb.cli.view import rollout_text, view_command
 from rlhf_nb.gae import gae, returns_from
 from rlhf_nb.kl import estimate_kl
 from rlhf_nb.masks import whiten
@@ -33,10 +32,10 @@ from rlhf_nb.ui.episodes import ONE_WAY, Shown, paler
 from rlhf_nb.ui.html import asset, spaced
 from rlhf_nb.ui.reader import packed_update
 from rlhf_nb.ui.report import curve_panels, logged_panels, report
-from rlhf_nb.ui.run_files import merged, ppo_lines, rollout_files
+from rlhf_nb.ui.run_files import ppo_lines, rollout_files
 from rlhf_nb.ui.run_view import Run, episodes_markup
 from rlhf_nb.ui.viewer import browse, view
-from rlhf_nb.ui.viz import signed, visible
+from rlhf_nb.ui.viz import signed
 from rlhf_nb.ui.what_if import objective_of, what_if
 
 TAGS = {
@@ -1125,7 +1124,6 @@ def test_a_run_that_has_just_begun(tmp_path):
         )
         == 6
     )
-    (tmp_path / "settings.json").unlink()
     (tmp_path / "metrics.jsonl").write_text(
         '{"stage": "world", "event": "done", "seconds": 2}\n{"stage": "sft", "st'
     )  # killed in the middle of a line
@@ -1134,9 +1132,7 @@ def test_a_run_that_has_just_begun(tmp_path):
 
 def test_what_is_no_run_is_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(
-            ValueError, match="no run: settings.json and metrics.jsonl.*rlhf-nb demo"
-        ):
+        with pytest.raises(ValueError, match="rlhf-nb demo.*no settings.json and no results.json"):
             report(folder)
     assert not list(tmp_path.iterdir())
 
@@ -1288,30 +1284,31 @@ def test_the_report_has_no_colours_of_its_own():
     assert set(re.findall(r"var\(--([\w-]+)\)", style)) <= theme
 
 
-# catches: a report that waits for a judge and for stages that only the demo has, that calls every
-# run the mini world's, that keeps quiet about a jump
-def test_a_run_of_ones_own_has_a_report_of_its_own(tmp_path):
+# catches: a second page for a run that no judge has read, a refusal without the way on; a page of
+# `rlhf-nb view` that keeps quiet about a jump, or that there was none, or lacks one end of the run
+def test_a_run_of_ones_own_has_one_page(tmp_path, capsys):
     write_run(tmp_path)
     for name in ("settings.json", "results.json"):
         (tmp_path / name).unlink()
-    kl = [1.0, 1.1, 1.2, 1.3, 1.2, 9.0]
-    lines = [
-        {"stage": "ppo", "episode": 8 * (u + 1), "objective/kl": x, "objective/raw_scores": u / 8}
-        for u, x in enumerate(kl)
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-    text = report(tmp_path).read_text()
-    check_page(text)
-    assert "mini TL;DR" not in text and "No verdict" not in text and "not there" not in text
-    assert "Jump. Update 5: KL went from 1.2 to 9" in text and "No judge but the reward" in text
-    assert "5 updates were kept" in text and "gold" not in re.sub(
-        r"<style.*?</style>", "", text, flags=re.S
-    )
-    ends = [merged([Rollout.load(x) for x in files]) for files in rollout_files(tmp_path).values()]
-    table = re.search(r"<table[^>]*><caption>Both ends of the run.*?</table>", text, re.S)[0]
-    for r in (ends[0], ends[-1]):
-        assert f"update {r.info['update']} " in table and visible(r.responses[0]) in table
-    words = re.search(r"<strong><bdi>raw score</bdi></strong>(.*?)</figcaption>", text)[1]
-    assert re.search(r"<br>(\S+) → <strong[^>]*>(\S+)</strong>", words).groups() == ("0", "0.62")
-    shutil.rmtree(tmp_path / "ppo" / "rollouts")
-    assert "train with save_rollouts=True" in report(tmp_path).read_text()
+    for last, odd in ((9.0, ["Jump. Update 5: KL went from 1.2 to 9"]), (1.2, []), (1.3, [])):
+        for file in (tmp_path / "ppo" / "rollouts").glob("*") if last == 1.3 else ():
+            Rollout.load(file).with_(engine_logprobs=None).save(file)  # an alarm of both samplers
+        kl = [1.0, 1.1, 1.2, 1.3, 1.2, last]
+        lines = [
+            {"step": u + 1, "episode": 8 * (u + 1), "objective/kl": x, "objective/raw_scores": 0.1}
+            for u, x in enumerate(kl)
+        ]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+        with pytest.raises(ValueError, match=f"rlhf-nb view {tmp_path}"):
+            report(tmp_path)
+        view_command([str(tmp_path), "--no-browser"])
+        _, data = read_page(tmp_path / "rollouts.html")
+        told = [one["sentence"] for one in data["suspects"] if one["row"] is None]
+        assert [x.startswith(one) for x, one in zip(told, odd, strict=True)] == [True] * len(odd), (
+            told
+        )
+        assert data["said"] == "No alarm: nothing ran away or jumped." * (last == 1.3)
+        assert [curve["name"] for curve in data["curves"]] == ["raw score", "KL"]
+        shown = [one["update"] for one in data["updates"]]
+        assert {min(shown), max(shown)} == {min(u := rollout_files(tmp_path)), max(u)}
+    assert not (tmp_path / "report.html").exists() and "report" not in capsys.readouterr().out

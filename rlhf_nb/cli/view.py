@@ -133,7 +133,7 @@ def view_command(words: Sequence[str]) -> None:
     from rlhf_nb.cli.models import named
     from rlhf_nb.ui.episodes import notes_of
     from rlhf_nb.ui.foreign import parse_columns
-    from rlhf_nb.ui.report import report
+    from rlhf_nb.ui.report import DEMO, report
     from rlhf_nb.ui.run_files import left_out, ranges_of, rollout_files
     from rlhf_nb.ui.viewer import browse
 
@@ -168,8 +168,7 @@ def view_command(words: Sequence[str]) -> None:
         print(f"rlhf-nb view: {told}")
     for note in notes_of(browser.run.rollout((options.update or [last])[-1])):
         print(f"rlhf-nb view: {harmless(note)}")
-    kept = any((folder / name).is_file() for name in ("settings.json", "metrics.jsonl"))
-    if kept and not options.output:
+    if any((folder / name).is_file() for name in DEMO) and not options.output:
         print(f"rlhf-nb view: {report(options.run)}")
     opened = options.no_browser or webbrowser.open(page.resolve().as_uri())
     unseen = "" if opened else " (no browser was found: open it yourself)"

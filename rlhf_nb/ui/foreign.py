@@ -5,14 +5,11 @@ file of each."""
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
 import re
 import shlex
-import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,8 +28,8 @@ from rlhf_nb.ui.run_files import Updates, episode_numbers, means_of, rollout_fil
 
 Row = dict[str, Any]  # an episode, by the names of a file's columns or of a rollout
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
-TABLES = tuple(suffix for suffix in SUFFIXES if suffix != ".json")  # of a folder
+SUFFIXES = (".jsonl", ".ndjson", ".parquet", ".csv", ".json")
+OF_FOLDER = (*SUFFIXES[:-1], ".table.json")  # other JSON in a folder is settings
 TOKEN = ("tokens", "token_ids", "token_mask", *SIGNALS)  # a list an episode
 SCORES = ("scores", "raw_scores")  # a number an episode, or a list
 TARGETS = ("prompt", "response", "messages", "step", "stopped", *SCORES, *TOKEN)
@@ -98,40 +95,48 @@ def number(x: Any, words: Mapping[str, float] = TRUTHS) -> float:
         return math.nan
 
 
-def _json(x: Any) -> str:
+def numbers(x: Any) -> list[float]:
+    "Each of a list as `number` reads it; a single one as a list of one."
+    x = x if isinstance(x, list) else [x]
+    try:
+        return np.array(x, dtype=np.float64).reshape(len(x)).tolist()  # quick for long lists
+    except (TypeError, ValueError, OverflowError):
+        return list(map(number, x))
+
+
+def _string(x: Any) -> str:
+    "A string as it is, nothing for what is missing, JSON for anything else."
+    x = x if isinstance(x, str) else _plain(x)
+    if x is None or x is pd.NA or isinstance(x, str) or x != x:
+        return x if isinstance(x, str) else ""
     try:
         return json.dumps(x, default=_plain, ensure_ascii=False)
     except (ValueError, TypeError, RecursionError):
-        return "…"
+        return str(type(x).__name__)
 
 
-def text_of(x: Any, named: bool = False, depth: int = 0) -> str:
+def turns_of(x: Any) -> list[dict[str, str]]:
+    "A chat of messages turn by turn; nothing where it is no chat."
+    x = x if isinstance(x, str) else _plain(x)
+    turns = []
+    for one in x if isinstance(x, list) else [x]:
+        if not isinstance(one, Mapping) or "content" not in one:
+            return []
+        content, calls = _plain(one["content"]), _plain(one.get("tool_calls"))
+        parts = (content if isinstance(content, list) else [content]) + ([calls] if calls else [])
+        texts = [_string(p.get("text", p) if isinstance(p, Mapping) else p) for p in parts]
+        turns.append(dict(role=_string(one.get("role", "message")), content="\n".join(texts)))
+    return turns
+
+
+def text_of(x: Any) -> str:
     """Text of whatever stands for one: a string, a chat of messages (each with its role where there
     are several), anything else as JSON."""
+    if turns := turns_of(x):
+        named = [f"{one['role']}: {one['content']}" for one in turns]
+        return "\n\n".join(named) if len(named) > 1 else turns[0]["content"]
     x = x if isinstance(x, str) else _plain(x)
-    if x is None or x is pd.NA or (isinstance(x, float) and math.isnan(x)):
-        return ""
-    if isinstance(x, str) or depth > 16:
-        return x if isinstance(x, str) else "…"
-    if isinstance(x, list):
-        return "\n\n".join(text_of(one, len(x) > 1, depth + 1) for one in x)
-    if not isinstance(x, Mapping) or "content" not in x:
-        return _json(x) if isinstance(x, Mapping) else str(x)
-    content, calls = _plain(x["content"]), _plain(x.get("tool_calls"))
-    parts = content if isinstance(content, list) else [content]
-    parts = [p["text"] if isinstance(p, Mapping) and "text" in p else p for p in parts]
-    parts += [_json(calls)] if calls and isinstance(calls, list) else []
-    text = "\n".join(text_of(part, False, depth + 1) for part in parts)
-    return f"{text_of(x.get('role', 'message'))}: {text}" if named else text
-
-
-def _talk(x: Any) -> str | list[dict[str, str]]:
-    "A chat of messages turn by turn; any other prompt as its text."
-    turns: Any = x if isinstance(x, str) else _plain(x)
-    said = turns if isinstance(turns, list) else [turns]
-    if not all(isinstance(one, Mapping) and "content" in one for one in said):
-        return text_of(x)
-    return [dict(role=text_of(one.get("role", "message")), content=text_of(one)) for one in said]
+    return "\n\n".join(map(_string, x)) if isinstance(x, list) else _string(x)
 
 
 def _cell(x: Any) -> Any:
@@ -154,15 +159,9 @@ def quoted(x: Any) -> str:
     return harmless(repr(x))[:80]
 
 
-def _names(names: Iterable[str], most: int = 60) -> str:
-    names = list(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(quoted(name) for name in names[:most]) + more
-
-
-def counted(n: int, things: str) -> str:
-    "`1 word`, `2 words`."
-    return f"{n} {things[:-1] if n == 1 else things}"
+def first_of(things: Sequence[str], most: int = 60) -> str:
+    "The first of some things, and how many more there are."
+    return ", ".join(things[:most]) + f" and {len(things) - most} more" * (len(things) > most)
 
 
 # ---- Reading a table ----
@@ -172,53 +171,47 @@ def _columns(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _checked(rows: Iterable[Any]) -> list[Row]:
-    "Objects with names that are texts. Raises ValueError on anything else."
-    rows = list(rows)
+def table_of(records: Any, source: str = "records") -> list[Row]:
+    "Rows of a list of objects, a DataFrame or a Dataset. Raises ValueError on anything else."
+    rows: Any = records.to_dict("records") if isinstance(records, pd.DataFrame) else records
+    is_list = isinstance(rows, Iterable) and not isinstance(rows, Mapping)
+    rows = list(rows) if is_list else [rows]
+    if not rows:
+        raise ValueError(f"{source} has no episodes: give one at least.")
     for i, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise ValueError(f"row {i} is no object but of type {type(row).__name__}")
+        if not (is_list and isinstance(row, Mapping)):
+            raise ValueError(
+                f"{source}, row {i}, is of type {type(row).__name__}: give a list of objects, one "
+                "for each episode, a DataFrame or a Dataset."
+            )
     return [{str(name): x for name, x in row.items()} for row in rows]
 
 
-def _json_rows(text: str, notes: list[str]) -> list[Row]:
+def _json_rows(text: str, notes: list[str]) -> Any:
     """One JSON text, which may be a table of Weights & Biases; else JSON lines, where a last line
-    that was cut off is left out with a note."""
+    that was cut off is left out with a note. (Pandas would change types in a column with a gap.)"""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
         whole, lines = [], text.split("\n")
         for i, line in enumerate(lines, 1):
             try:
-                whole += _checked([json.loads(line)] if line.strip() else [])
+                whole += table_of([json.loads(line)]) if line.strip() else []
             except (ValueError, RecursionError) as error:
                 if i < len(lines) or not whole:
                     raise ValueError(f"line {i} is not JSON ({error})") from None
                 notes.append(f"Line {i}, the last, is cut off and left out.")
     if isinstance(whole, dict) and {"columns", "data"} <= set(whole):
         whole = [dict(zip(map(str, whole["columns"]), row)) for row in whole["data"]]
-    return _checked(whole if isinstance(whole, list) else [whole])
+    return [whole] if isinstance(whole, dict) else whole
 
 
 def _csv_rows(text: str) -> list[Row]:
-    "The rows of a CSV file, as texts. Raises ValueError where a row has too many fields."
-    limit = csv.field_size_limit(2**31 - 1)  # an answer may be long
-    try:
-        lines = list(csv.DictReader(io.StringIO(text, newline="")))
-    finally:
-        csv.field_size_limit(limit)
-    for i, line in enumerate(lines):
-        if any(line.pop(None, [])):  # type: ignore[call-overload]
-            raise ValueError(
-                f"row {i} has more fields than the header, which has {len(line)}: name every "
-                "column there, and quote a field that has a comma in it"
-            )
-    return [{name.strip(): x or None for name, x in line.items()} for line in lines]
-
-
-def _frame_rows(frame: pd.DataFrame) -> list[Row]:
-    columns = [frame.iloc[:, i].tolist() for i in range(frame.shape[1])]
-    return [dict(zip(map(str, frame.columns), row)) for row in zip(*columns)]
+    "Every field as it was written; the header is a line like any other, and none may be longer."
+    file = io.StringIO(text, newline="")
+    frame = pd.read_csv(file, header=None, dtype=object, keep_default_na=False)
+    heads, *lines = frame.values.tolist()
+    return [{str(name).strip(): x or None for name, x in zip(heads, line)} for line in lines]
 
 
 def read_table(path: Path, notes: list[str] | None = None) -> list[Row]:
@@ -234,56 +227,39 @@ def read_table(path: Path, notes: list[str] | None = None) -> list[Row]:
         )
     try:
         if kind == ".parquet":
-            rows = _frame_rows(pd.read_parquet(path))
-        else:
-            text = path.read_bytes().removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
-            if bad := text.count("\ufffd"):
-                notes.append(f"Bytes that are no UTF-8 are shown as \ufffd, {bad} times.")
-            rows = _csv_rows(text) if kind == ".csv" else _json_rows(text, notes)
-    except (ValueError, OSError, TypeError, NotImplementedError, csv.Error) as error:
+            return table_of(pd.read_parquet(path), str(path))
+        text = path.read_bytes().removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+        csv = kind == ".csv" and text.strip()
+        rows = _csv_rows(text) if csv else _json_rows(text, notes)
+    except (ValueError, OSError, TypeError, NotImplementedError) as error:
         short = " ".join(str(error).split())[:300]
         raise ValueError(f"{path} is damaged ({short}): copy it again, or leave it out.") from None
-    if not rows:
-        raise ValueError(f"{path} has no episodes: give a file with some.")
-    return rows
+    if bad := text.count("\ufffd"):
+        notes.append(f"Bytes that are no UTF-8 are shown as \ufffd, {bad} times.")
+    return table_of(rows, str(path))
 
 
-def table_of(records: Any) -> list[Row]:
-    "Rows of a list of objects, a DataFrame or a Dataset. Raises ValueError on anything else."
-    if isinstance(records, Mapping):
-        raise ValueError("records is one object: give a list of them, one for each episode.")
-    if not isinstance(records, Iterable):
-        kinds = "a file, a list of objects, a DataFrame or a Dataset"
-        raise ValueError(f"records is of type {type(records).__name__}: give {kinds}.")
-    rows = _frame_rows(records) if isinstance(records, pd.DataFrame) else _checked(records)
-    if not rows:
-        raise ValueError("records is empty: give one object for each episode.")
-    return rows
+def file_number(path: Path) -> int:
+    "The last number of a file's name, 0 where it has none."
+    return int(["0", *re.findall(r"\d+", path.stem)][-1][-9:])
 
 
 def table_files(folder: Path, notes: list[str] | None = None) -> list[Path]:
     """The files of a folder of tables, or of its `completions`, in the order of their numbers. Of
     names that differ by more than numbers the most frequent; what was left out is added to `notes`.
     """
-    family = lambda file: (file.parent != folder, re.sub(r"\d+", "#", file.name))
-    kept = (*TABLES, ".table.json")
-    every = [file for file in (*folder.glob("*"), *folder.glob("completions/*")) if file.is_file()]
-    every = sorted(file for file in every if file.name.lower().endswith(kept))
-    counts = Counter(family(file) for file in every)
-    most = min(counts, key=lambda name: (name[0], -counts[name], name[1]), default=None)
-    files = [file for file in every if family(file) == most]
-    others = [str(file.relative_to(folder)) for file in every if file not in files]
+    families: dict[tuple[bool, str], list[Path]] = {}
+    for file in sorted((*folder.glob("*"), *folder.glob("completions/*"))):
+        if file.is_file() and file.name.lower().endswith(OF_FOLDER):
+            family = file.parent != folder, re.sub(r"\d+", "#", file.name)
+            families.setdefault(family, []).append(file)
+    most, *others = sorted(families, key=lambda x: (x[0], -len(families[x]), x[1])) or [(False, "")]
+    files = families.get(most, [])
     if others and notes is not None:
-        notes.append(
-            f"Only files named like {quoted(files[0].name)} are read. Left out: "
-            f"{counted(len(others), 'files')}, {_names(others, 3)}. To see one, open it by itself."
-        )
+        names = sorted(quoted(str(x.relative_to(folder))) for one in others for x in families[one])
+        read, left = quoted(files[0].name), first_of(names, 3)
+        notes.append(f"Only files named like {read} are read. Left out: {left}.")
     return sorted(files, key=lambda file: (file_number(file), file.name))
-
-
-def file_number(path: Path) -> int:
-    "The last number of a file's name, 0 where it has none."
-    return int(["0", *re.findall(r"\d+", path.stem)][-1][-9:])
 
 
 # ---- Which column is what ----
@@ -293,15 +269,13 @@ def parse_columns(words: Iterable[str]) -> dict[str, str]:
     "`prompt=question,response=answer` as a dictionary. Raises ValueError on a word without `=`."
     given: dict[str, str] = {}
     for pair in (pair for word in words for pair in word.split(",") if pair.strip()):
-        name, equals, column = pair.partition("=")
-        if not equals:
+        name, equals, column = (part.strip() for part in pair.partition("="))
+        if not equals or name in given:
             raise ValueError(
-                f"--columns has {pair!r}: write what it is, and the column that has it, such as "
-                "prompt=question,response=answer."
+                f"--columns has {pair!r}: write what it is, once, and the column that has it, such "
+                "as prompt=question,response=answer. A sum is scores=a+b."
             )
-        if (name := name.strip()) in given:
-            raise ValueError(f"--columns has {name} twice: give it one column, or a sum: a+b.")
-        given[name] = column.strip()
+        given[name] = column
     return given
 
 
@@ -315,12 +289,11 @@ def _trl_scores(rows: Sequence[Row], own: set[str], notes: list[str]) -> str:
     """The columns of rewards in trl's table, which names one after each reward function. A note
     names other numbers, which may be rewards too."""
     is_number = lambda name: any(math.isfinite(number(row.get(name))) for row in rows[:64])
-    numbers = [name for name in _columns(rows) if name not in own and is_number(name)]
-    rewards = [name for name in numbers if "reward" in name.lower()]
-    rewards = ["reward"] if "reward" in rewards else rewards or numbers[: len(numbers) == 1]
-    if unused := [name for name in numbers if name not in rewards]:
-        option = harmless(f"--columns {shlex.quote('scores=' + '+'.join(numbers))}")
-        notes.append(f"Not in the score: {_names(unused)}. To add all: {option}")
+    known = [name for name in _columns(rows) if name not in own and is_number(name)]
+    rewards = [name for name in known if "reward" in name.lower()] or known[: len(known) == 1]
+    if unused := [quoted(name) for name in known if name not in rewards]:
+        option = harmless(f"--columns {shlex.quote('scores=' + '+'.join(known))}")
+        notes.append(f"Not in the score: {first_of(unused)}. To add all: {option}")
     return "+".join(rewards)
 
 
@@ -330,42 +303,39 @@ def mapping_of(
     source: str = "records",  # for errors
     notes: list[str] | None = None,  # what one should know of the mapping is added
 ) -> dict[str, str]:  # what a rollout calls it -> a column
-    """Which column is what. Raises ValueError where a name cannot be mapped, a column is not there,
-    or nothing says which one is the response."""
+    """Which column is what; a score may be a sum, `a+b`. Raises ValueError where a name cannot be
+    mapped, a column is not there, or nothing says which one is the response."""
     given, notes = dict(given or {}), [] if notes is None else notes
-    can, columns, name = ", ".join(TARGETS), _columns(rows), recognized(rows)
-    parts = lambda target, column: (  # a score may be a sum, unless a column is called that
-        column.split("+") if target == "scores" and column not in columns else [column]
-    )
-    has = lambda target, column: {*parts(target, column)} <= {*columns}
+    columns, name = _columns(rows), recognized(rows)
+    can = f"These can be mapped: {', '.join(TARGETS)}."
+    has = f"{first_of([quoted(column) for column in columns])}."
+    is_sum = lambda target, its: target == "scores" and its not in columns
+    parts = lambda target, its: its.split("+") if is_sum(target, its) else [its]
     known = {target: column.lstrip("?") for target, column in FORMATS[name or OURS].items()}
     if name == "trl" and "scores" not in given:
         own = {"step", "prompt", "completion", "advantage", *given.values()}
         known["scores"] = _trl_scores(rows, own, notes)
-    known = {target: column for target, column in known.items() if has(target, column)} | given
-    mapping = {target: column for target, column in known.items() if column}
-    for target, column in known.items():
+    known = {target: its for target, its in known.items() if {*parts(target, its)} <= {*columns}}
+    for target, column in given.items():
         if target not in TARGETS:
+            guess = did_you_mean(target, TARGETS)
+            raise ValueError(f"--columns has {target!r}, which nothing is called.{guess} {can}")
+        if column and not {*parts(target, column)} <= {*columns}:
+            guess = harmless(did_you_mean(column, columns))
             raise ValueError(
-                f"--columns has {target!r}, which nothing is called."
-                f"{did_you_mean(target, TARGETS)} These can be mapped: {can}."
+                f"{source} has no column {quoted(column)} for {target}.{guess} It has {has}"
             )
-        if column and not has(target, column):
-            raise ValueError(
-                f"{source} has no column {quoted(column)} for {target}."
-                f"{harmless(did_you_mean(column, columns))} It has {_names(columns)}."
-            )
+    mapping = {target: column for target, column in (known | given).items() if column}
     if not {"response", "messages", "tokens", "token_ids"} & set(mapping):
         raise ValueError(
-            f"{source} is of no format known here: it has the columns {_names(columns)}. Say which "
-            "of them is what, such as --columns prompt=question,response=answer,scores=reward. "
-            f"These can be mapped: {can}."
+            f"{source} is of no format known here: it has the columns {has} Say which of them is "
+            f"what, such as --columns prompt=question,response=answer,scores=reward. {can}"
         )
-    if len(summed := parts("scores", mapping.get("scores", ""))) > 1:
-        notes.append(f"scores is the sum of {_names(summed)}, with weights of 1.")
+    if len(summed := [quoted(part) for part in parts("scores", mapping.get("scores", ""))]) > 1:
+        notes.append(f"scores is the sum of {first_of(summed)}, with weights of 1.")
     read = "your mapping" if name is None or (given and name == OURS) else name
-    told = ", ".join(f"{target} from {quoted(column)}" for target, column in mapping.items())
-    notes.append(f"Read as {read}: {told}.")
+    pairs = ", ".join(f"{target} from {quoted(column)}" for target, column in mapping.items())
+    notes.append(f"Read as {read}: {pairs}.")
     return mapping
 
 
@@ -375,7 +345,7 @@ def episode_of(row: Row, mapping: Mapping[str, str]) -> Row:
     between two of the answer's tokens: the output of a tool, a turn of the user."""
     others = {column: x for column, x in row.items() if column not in mapping.values()}
     values = {name: row.get(column) for name, column in mapping.items()} | dict(columns=others)
-    if "scores" in mapping and mapping["scores"] not in row:
+    if "scores" in mapping and mapping["scores"] not in row:  # a sum, or absent in this row
         parts = [number(row.get(part)) for part in mapping["scores"].split("+")]
         known = [x for x in parts if not math.isnan(x)]
         values["scores"] = sum(known) if known else None
@@ -384,8 +354,7 @@ def episode_of(row: Row, mapping: Mapping[str, str]) -> Row:
         talk = talk if isinstance(talk, list) else [talk]
         values |= dict(prompt=talk[:-1], response=talk[-1:])
     if "token_mask" in values:  # of prompt, answer and padding, from the first one to the last
-        mask = _plain(values.pop("token_mask"))
-        ones = "".join("01"[number(x) > 0] for x in mask) if isinstance(mask, list) else ""
+        ones = "".join("01"[x > 0] for x in numbers(_plain(values.pop("token_mask"))))
         end = ones.rfind("1") + 1  # of messages the last alone is the answer
         start = max(0, ones.find("1")) if "messages" not in mapping else ones.rfind("0", 0, end) + 1
         for name in {*TOKEN, *SCORES} & {*values}:
@@ -412,117 +381,86 @@ def episodes_of(
 # ---- Episodes as a rollout ----
 
 
-def _note(notes: list[str], sentence: str, bad: Sequence[tuple[int, str]], most: int = 5) -> None:
-    "A note on some episodes, each with what is wrong with it."
-    if bad:
-        told = ", ".join(f"{row} ({why})" for row, why in bad[:most])
-        more = f" and {len(bad) - most} more" if len(bad) > most else ""
-        notes.append(sentence.format(f"episode{'s' * (len(bad) > 1)} {told}{more}"))
+def _note(notes: list[str], name: str, bad: Sequence[tuple[int, str]]) -> None:
+    "A note on the episodes without something, each with what is there in its place."
+    rows = first_of([f"{row} ({why})" for row, why in bad], 5)
+    notes.extend([f"{name}: not shown in episode{'s' * (len(bad) > 1)} {rows}."] * bool(bad))
 
 
-def _scores(values: Sequence[Any], target: str, notes: list[str]) -> Tensor | None:
-    "A number an episode; None where there is none at all."
-    x = torch.tensor([number(one) for one in values], dtype=torch.float64).float()
-    bad = [(i, quoted(one)) for i, one in enumerate(values) if not x[i].isfinite()]
-    _note(notes, f"{target}: no number, or too large a one, in {{}}.", bad)
-    return None if x.isnan().all() else x
-
-
-def _score(
-    values: Sequence[Any], target: str, lengths: Sequence[int], unit: str, notes: list[str]
-) -> Tensor | None:
-    """Scores [B]; [B, T] of lists with a number for each token, which may go on with zeros for
-    padding, where each fits its episode. A single number is a score of one token."""
-    rows = list(map(_plain, values))
-    lists = [list(map(number, row if isinstance(row, list) else [row])) for row in rows]
-    alone = [x for row, its in zip(rows, lists) if not isinstance(row, list) for x in its]
-    if len(alone) == len(rows) or not all(map(math.isfinite, alone)):
-        return _scores(values, target, notes)
-    fits = lambda its, n: len(its) >= n and all(map(math.isfinite, its)) and not any(its[n:])
-    if all(map(fits, lists, lengths)):
-        width = max(1, *lengths)
-        return torch.tensor([its[:n] + [0.0] * (width - n) for its, n in zip(lists, lengths)])
-    notes.append(
-        f"{target}: some lists do not have a number for each of the {unit}: sums are shown."
-    )
-    return _scores([sum(its) for its in lists], target, notes)
+def _tensor(values: list[Any], name: str, lengths: list[int], unit: str, notes: list[str]) -> Any:
+    """Numbers [B, T] of lists that fit their episodes, with zeros of padding or without; nan where
+    one does not, and None where most don't fit words: the others do by chance. Scores are [B], and
+    sums of lists, where one does not fit."""
+    given = list(map(_plain, values))
+    lists, rows = list(map(numbers, given)), range(len(given))
+    padded = lambda its, n: unit == "tokens" and len(its) > n and not any(its[n:])
+    fits = lambda its, n: len(its) == n or padded(its, n)
+    bad = [i for i in rows if not (isinstance(given[i], list) and fits(lists[i], lengths[i]))]
+    if name in SCORES and (bad or not all(np.isfinite(its).all() for its in lists)):
+        sums = [sum(its) if its else math.nan for its in lists]
+        x = torch.tensor(sums, dtype=torch.float64).float()
+        _note(notes, name, [(i, quoted(values[i])) for i in rows if not x[i].isfinite()])
+        if any(isinstance(one, list) for one in given):
+            notes.append(f"{name}: some lists do not fit the {unit}: sums are shown.")
+        return None if x.isnan().all() else x
+    x = torch.zeros(len(rows), max(1, *lengths))
+    for i, n in enumerate(lengths):
+        x[i, :n] = math.nan if i in bad else torch.tensor(lists[i][:n])
+    held = lambda x: f"{len(x)} numbers" if isinstance(x, list) else "no list"
+    by_chance = unit == "words" and len(rows) > len(bad) > len(rows) / 2
+    its = {i: f"{n} {unit[:-1] if n == 1 else unit}" for i, n in enumerate(lengths)}
+    why = {i: f"{held(given[i])} for {its[i]}" for i in bad}
+    _note(notes, name, [(i, why.get(i, "by chance")) for i in rows if i in bad or by_chance])
+    return None if by_chance or len(bad) == len(rows) else x
 
 
 def _both_of_tokens(made: dict[str, Any], mask: Tensor) -> dict[str, Any]:
     """Where one kind of scores is of tokens, so is the other: what the sums differ by is on the
     last token. A score of 0 is none."""
-    known = {name: made[name] for name in ("raw_scores", "scores") if made[name] is not None}
+    known = {name: made[name] for name in SCORES[::-1] if made[name] is not None}
     of_tokens = next((x for x in known.values() if x.dim() == 2), None)
     if of_tokens is None:
         return made
-    for name, x in known.items():
-        if x.dim() == 1:
-            known[name] = of_tokens + on_tokens(x - of_tokens.sum(1), mask)
-    return made | known | dict(paid=of_tokens != 0)
+    spread = lambda x: x if x.dim() == 2 else of_tokens + on_tokens(x - of_tokens.sum(1), mask)
+    return made | {name: spread(x) for name, x in known.items()} | dict(paid=of_tokens != 0)
 
 
-def _stops(values: Sequence[Any], notes: list[str]) -> Tensor | None:
-    "Which episodes stopped by themselves; None where that is not known of each."
-    stops = [number(x, STOPS) for x in values]
-    bad = [(row, quoted(values[row])) for row, x in enumerate(stops) if x not in (0.0, 1.0)]
-    _note(notes, "stopped: not known of {}, so of none.", bad)
-    return None if bad else torch.tensor(stops).bool()
+def _ids(x: Any, known: int = 2**31) -> list[int] | None:
+    "Token ids, with -1 for what is none; None where there is no list."
+    x = _plain(x)
+    is_id = lambda i: 0 <= i < known and i == int(i)
+    return [int(i) if is_id(i) else -1 for i in numbers(x)] if isinstance(x, list) else None
 
 
-def _signal(
-    values: Sequence[Any], target: str, lengths: Sequence[int], unit: str, notes: list[str]
-) -> Tensor | None:
-    """Numbers [B, T]; nan where a list does not fit its episode. None where none fits, or where
-    words and not tokens are counted and most lists do not fit: the others do by chance."""
-    x, bad = torch.zeros(len(lengths), max(1, *lengths)), []
-    for row, (given, n) in enumerate(zip(map(_plain, values), lengths)):
-        if isinstance(given, list) and len(given) == n:
-            try:
-                x[row, :n] = torch.from_numpy(np.array(given, dtype=np.float64))
-            except (TypeError, ValueError, OverflowError, RuntimeError):  # not all are numbers
-                x[row, :n] = torch.tensor([number(v) for v in given])
-        else:
-            x[row, :n] = math.nan
-            held = counted(len(given), "numbers") if isinstance(given, list) else "no list"
-            bad.append((row, f"{held} for {counted(n, unit)}"))
-    _note(notes, f"{target}: not shown in {{}}.", bad)
-    by_chance = unit == "words" and len(lengths) > len(bad) > len(lengths) / 2
-    if by_chance:
-        notes.append(f"{target}: it fits the others by chance, so it is shown in none.")
-    return None if by_chance or len(bad) == len(lengths) else x
-
-
-def _token_ids(values: Sequence[Any], notes: list[str]) -> list[list[int] | None]:
-    "The token ids of each episode; all -1, and a note, where one is no id."
-    ids, bad = [], []
-    for i, given in enumerate(map(_plain, values)):
-        numbers = list(map(number, given)) if isinstance(given, list) else None
-        wrong = [j for j, x in enumerate(numbers or []) if not (0 <= x < 2**31 and x == int(x))]
-        bad += [(i, quoted(given[j])) for j in wrong[:1]]
-        ids.append(None if numbers is None else [-1 if wrong else int(x) for x in numbers])
-    _note(notes, "token_ids: its column holds what is no token id in {}.", bad)
-    return ids
-
-
-def _decoded(ids: Sequence[list[int] | None], tokenizer: Any, notes: list[str]) -> list[Any]:
-    "Token ids as texts; None where there are none."
-    given = {i for row in ids for i in row or [] if i >= 0}
-    if strange := [i for i in given if not tokenizer.decode([i]) and i >= len(tokenizer)]:
-        notes.append(f"token_ids: {strange[0]} is no token of the tokenizer: no text.")
-    decoded = lambda row: ["\ufffd"] * len(row) if -1 in row else token_texts(tokenizer, row)
-    return [None if row is None else decoded(row) for row in ids]
-
-
-def _padded_ids(tokens: Sequence[list[str]], ids: Sequence[list[int] | None], T: int) -> Tensor:
-    "Token ids [B, T]; where the file has none, the number of each word of this update."
+def _tokens(
+    episodes: Sequence[Row], responses: list[str], tokenizer: Any, notes: list[str]
+) -> tuple[str, list[list[str]], Tensor]:
+    """What is counted, the tokens or words of each response, and their ids [B, T]: the file's own,
+    or the number of each word in this update."""
+    known = len(tokenizer) if hasattr(tokenizer, "__len__") else 2**31
+    ids = [_ids(one.get("token_ids"), known) for one in episodes]
+    texts: list[Any] = [_plain(one.get("tokens")) for one in episodes]
+    wrong = [i for i, its in enumerate(ids) if -1 in (its or [])]
+    _note(notes, "token_ids", [(i, quoted(episodes[i]["token_ids"])) for i in wrong])
+    if listed := any("tokens" in one for one in episodes):
+        bad = [i for i, x in enumerate(texts) if not isinstance(x, list)]
+        _note(notes, "tokens", [(i, "no list") for i in bad])
+    elif listed := tokenizer is not None and any(its is not None for its in ids):
+        read = lambda its: zip(its, token_texts(tokenizer, [max(0, i) for i in its]))
+        texts = [its and [text if i >= 0 else "\ufffd" for i, text in read(its)] for its in ids]
+    elif any(ids) and any({*SIGNALS} & {*one} for one in episodes):
+        notes.append("Its token ids become tokens with a tokenizer: --tokenizer NAME.")
+    tokens = [
+        list(map(text_of, x)) if isinstance(x, list) else words_of(text)
+        for x, text in zip(texts, responses)
+    ]
     words: dict[str, int] = {}
-    out = torch.zeros(len(tokens), T, dtype=torch.long)
-    for i, its in enumerate(tokens):
-        own = ids[i] if ids else None
-        if own is None or len(own) != len(its) or -1 in own:
+    out = torch.zeros(len(tokens), max(1, *map(len, tokens)), dtype=torch.long)
+    for i, (its, own) in enumerate(zip(tokens, ids)):
+        if not listed or own is None or len(own) != len(its) or i in wrong:
             own = [words.setdefault(word.strip(), len(words)) for word in its]
         out[i, : len(its)] = torch.tensor(own, dtype=torch.long)
-    return out
+    return "tokens" if listed else "words", tokens, out
 
 
 def rollout_from(
@@ -535,53 +473,40 @@ def rollout_from(
     into words. `info["notes"]` says what did not fit, and where."""
     notes, targets = list(notes), _columns(episodes)
     column = lambda name: [one.get(name) for one in episodes] if name in targets else []
+
     responses = [text_of(x) for x in column("response")] or [""] * len(episodes)
-    ids, texts = _token_ids(column("token_ids"), notes), list(map(_plain, column("tokens")))
-    if ids and tokenizer is not None and not texts:
-        texts = _decoded(ids, tokenizer, notes)
-    unit = "tokens" if texts else "words"
-    if ids and not texts and {*SIGNALS} & {*targets}:
-        notes.append("Its token ids become tokens with a tokenizer: --tokenizer NAME.")
-    if "tokens" in targets:
-        wordy = [(i, "its words are") for i, x in enumerate(texts) if not isinstance(x, list)]
-        _note(notes, "tokens: not a list in {}.", wordy)
-    tokens = [
-        list(map(text_of, x)) if isinstance(x, list) else words_of(text)
-        for x, text in zip(texts or [None] * len(episodes), responses)
-    ]
+    unit, tokens, response_ids = _tokens(episodes, responses, tokenizer, notes)
     lengths = [len(row) for row in tokens]
     mask = torch.arange(max(1, *lengths)) < torch.tensor(lengths)[:, None]
     made: dict[str, Any] = dict.fromkeys((*SIGNALS, *SCORES, "stopped"))
-    for name in [name for name in made if name in targets]:
-        if name == "stopped":
-            made[name] = _stops(column(name), notes)
-        elif name in SIGNALS:
-            made[name] = _signal(column(name), name, lengths, unit, notes)
-        else:
-            made[name] = _score(column(name), name, lengths, unit, notes)
+    for name in [name for name in (*SIGNALS, *SCORES) if name in targets]:
+        made[name] = _tensor(column(name), name, lengths, unit, notes)
+    stops = [number(x, STOPS) for x in column("stopped")]
+    bad = [(i, "of all or of none") for i, x in enumerate(stops) if x not in (0, 1)]
+    _note(notes, "stopped", bad)
+    made["stopped"] = torch.tensor(stops).bool() if stops and not bad else None
     if made["kl"] is None and made["logprobs"] is not None and made["ref_logprobs"] is not None:
         made["kl"] = made["logprobs"] - made["ref_logprobs"]
         notes.append("kl is logprobs less ref_logprobs (k1).")
     masked = torch.zeros_like(mask)
     for row, (one, n) in enumerate(zip(episodes, lengths)):
-        if texts and len(its := one.get("masked", [])) == n:
+        if unit == "tokens" and len(its := one.get("masked", [])) == n:
             masked[row, :n] = torch.tensor(its)
     if masked.any():
         notes.append("Grey tokens are masked: nothing is learnt from them, and their KL is 0.")
         made["kl"] = None if made["kl"] is None else made["kl"].masked_fill(masked, 0.0)
     absent = [name for name, x in made.items() if x is None and name != "raw_scores"]
     notes.append(f"Not in this file: {', '.join(absent)}." if absent else "Nothing is missing.")
-    made = _both_of_tokens(made, mask)
     empty: Any = torch.zeros(len(episodes), 0, dtype=torch.long)
     others = [one.get("columns", {}) for one in episodes]
     return Rollout(
         empty,
         empty.bool(),
-        _padded_ids(tokens, ids if texts else [], mask.shape[1]),
+        response_ids,
         mask,
-        **made,
+        **_both_of_tokens(made, mask),
         prompts=list(map(text_of, column("prompt"))),
-        conversations=list(map(_talk, column("prompt"))),
+        conversations=[turns_of(x) or text_of(x) for x in column("prompt")],
         responses=responses if "response" in targets else ["".join(row) for row in tokens],
         tokens=tokens,
         columns={
@@ -621,9 +546,8 @@ class ForeignRun(Updates):
         self.records = list(source) if isinstance(source, Iterator) else source
         self.path = Path(source if self.of_file else "records")
         self.columns = columns
-        self.tokenizer = (
-            pretrained_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-        )
+        named = isinstance(tokenizer, str)
+        self.tokenizer = pretrained_tokenizer(tokenizer) if named else tokenizer
         self.refresh()
 
     def refresh(self) -> None:
@@ -634,26 +558,23 @@ class ForeignRun(Updates):
         self._left_out: list[str] = []  # notes on files that are not read
         if not self.of_file:
             self._take(table_of(self.records), 0, "records", [])
-        files = [self.path] if self.of_file else []
-        if self.of_file and self.path.is_dir():
-            files = table_files(self.path, self._left_out)
+        folder = self.of_file and self.path.is_dir()
+        files = table_files(self.path, self._left_out) if folder else [self.path] * self.of_file
         for file in files:
             notes: list[str] = []
             try:
                 rows = read_table(file, notes)
             except ValueError:
-                if len(files) == 1 or time.time() - file.stat().st_mtime > 60:
+                if file != files[-1] or len(files) == 1:
                     raise
-                self._left_out.append(
-                    f"{quoted(file.name)} cannot be read and is left out: it may not be "
-                    "complete yet. Open it again later."
-                )
+                why = "cannot be read and is left out: it may not be complete yet."
+                self._left_out.append(f"{quoted(file.name)} {why}")
             else:
                 named = [f"{quoted(file.name)}: {note}" for note in notes]
                 self._take(rows, file_number(file), str(file), named)
         if not self._episodes:
-            told = " ".join([f"give some of {', '.join(TABLES)}.", *self._left_out])
-            raise ValueError(f"{self.path} has no file of episodes: {told}")
+            why = " ".join([f"give one that ends in {', '.join(OF_FOLDER)}.", *self._left_out])
+            raise ValueError(f"{self.path} has no file of episodes: {why}")
         self.files = dict.fromkeys(sorted(self._episodes))
 
     def _take(self, rows: Sequence[Row], update: int, source: str, notes: list[str]) -> None:
@@ -672,9 +593,7 @@ class ForeignRun(Updates):
     @property
     def counted(self) -> str:  # type: ignore[override]
         "Words, where neither tokens nor a tokenizer for their ids are there."
-        its = {name for some in self._episodes.values() for name in _columns(some)}
-        known = "tokens" in its or (self.tokenizer is not None and "token_ids" in its)
-        return "tokens" if known else "words"
+        return self.rollout(min(self.files)).info["unit"]
 
     @property
     def log(self) -> pd.DataFrame:  # type: ignore[override]

@@ -1,19 +1,17 @@
-"""One page with all that a run left behind."""
+"""One page with all that a demo left behind."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from rlhf_nb.base.files import write_text_atomic
-from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.metrics import Metric, in_order
-from rlhf_nb.ui.episodes import episode_facts, episode_tokens, prompt_of
 from rlhf_nb.ui.html import (
     Html,
     data_table,
@@ -22,17 +20,13 @@ from rlhf_nb.ui.html import (
     missing_note,
     number_text,
     percent,
-    safe_prose,
     section_page,
 )
 from rlhf_nb.ui.run_files import (
-    Suspect,
     log_lines,
-    merged,
     ppo_lines,
     read_json,
     rollout_files,
-    run_suspects,
 )
 from rlhf_nb.ui.run_view import Run, curves_markup
 from rlhf_nb.ui.verdict import (
@@ -42,10 +36,11 @@ from rlhf_nb.ui.verdict import (
     examples_section,
     headline,
     outcome_sentence,
-    paragraphs,
     posts_section,
     stretch,
 )
+
+DEMO = ("settings.json", "results.json")  # which `rlhf-nb demo` writes, and no other run
 
 
 def logged_panels(frame: pd.DataFrame) -> list[Metric]:
@@ -158,59 +153,17 @@ def next_steps(folder: Path, examples: bool) -> list[str]:
     return [f"{read}: what PPO did to each summary, token by token", *[below] * examples]
 
 
-# ---- A run of one's own: nobody judged it but its reward ----
-
-
-def own_opening(frame: pd.DataFrame, alarms: Sequence[Suspect]) -> str:
-    "What became of a run that has no judge, in a few sentences."
-    if not len(frame):
-        return missing_note("Nothing was logged yet.")
-    lines = [str(alarm.sentence) for alarm in alarms] or ["No alarm: nothing ran away or jumped."]
-    lines.append(
-        "No judge but the reward itself has read these answers. Read some of both ends, below, "
-        "before you believe its rise."
-    )
-    return paragraphs(lines)
-
-
-def answers_of_both_ends(folder: Path, count: int = 3) -> str:
-    "Answers of the first and the last update that was kept, to the same prompts if there are any."
-    files = rollout_files(folder)
-    if not files:
-        return ""
-    updates = sorted({min(files), max(files)})
-    ends = [merged([Rollout.load(part) for part in files[update]]) for update in updates]
-    asked = [[prompt_of(r, i) for i in range(len(r))] for r in ends]
-    shared = [text for text in dict.fromkeys(asked[0]) if text in asked[-1]]
-    shown = [
-        (text, r, prompts.index(text))
-        for r, prompts in zip(ends, asked)
-        for text in (shared or prompts)[:count]
-    ]
-    if shared:
-        shown.sort(key=lambda row: shared.index(row[0]))
-    rows = [
-        (
-            Html(safe_prose(text)),
-            Html(safe_prose(r.responses[i] if r.responses else "".join(episode_tokens(r, i)))),
-            episode_facts(r, i),
-        )
-        for text, r, i in shown
-    ]
-    return data_table("Both ends of the run", ["Prompt", "Answer", "Which"], rows, "both")
-
-
 def report(
     folder: str | Path,  # of a run: the --output_dir of `rlhf-nb demo`
 ) -> Path:  # report.html in that folder
-    """One page with all that a run left behind: verdict, curves, completions, rollouts; of a run of
-    one's own, which nobody judged: first and last update, alarms, curves, answers. Raises
-    ValueError on a folder that is no run."""
+    """One page with all that a demo left behind: verdict, curves, completions, rollouts. Raises
+    ValueError on any other folder: a run that no judge has read is on the page of `rlhf-nb view`.
+    """
     folder = Path(folder)
-    if not any((folder / name).is_file() for name in ("settings.json", "metrics.jsonl")):
+    if not any((folder / name).is_file() for name in DEMO):
         raise ValueError(
-            f"{folder} is no run: settings.json and metrics.jsonl are both missing. Give the "
-            "--output_dir of `rlhf-nb demo`, or run that first."
+            f"{folder} is no run of `rlhf-nb demo`: it has no {' and no '.join(DEMO)}. Give the "
+            f"--output_dir of a demo, or read a run of your own with `rlhf-nb view {folder}`."
         )
     settings, results = read_json(folder / "settings.json"), read_json(folder / "results.json")
     metrics = log_lines(folder / "metrics.jsonl")
@@ -219,7 +172,6 @@ def report(
     examples = examples_section(completions)
     above = best_and_worst(completions) if examples else ()
     steps = next_steps(folder, bool(examples))
-    frame = ppo_lines(metrics)
     sections = {
         "Verdict": headline(results, settings.get("quick", False), steps, blind),
         **({"Best and worst": examples} if examples else {}),
@@ -229,17 +181,8 @@ def report(
         "Completions side by side": posts_section(completions, above=above),
         "Rollouts": rollouts_section(folder),
     }
-    demo = any((folder / name).is_file() for name in ("settings.json", "results.json"))
-    own = not demo and {line.get("stage", "ppo") for line in metrics} <= {"ppo"}
-    if own:
-        alarms = run_suspects(frame.assign(update=range(len(frame)))) if len(frame) else []
-        sections = {
-            "Result": own_opening(frame, alarms),
-            "Curves": curve_panels(metrics),
-            "Answers": answers_of_both_ends(folder) + rollouts_section(folder),
-        }
     lead = [
-        "PPO" if own else "PPO from preferences on the mini TL;DR world",
+        "PPO from preferences on the mini TL;DR world",
         *(
             f"{name} {settings[name]}"
             for name in ("seed", "kl_coef", "episodes")

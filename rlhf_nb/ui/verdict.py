@@ -406,7 +406,8 @@ def posts_section(
     order = spread_posts(frame["query"].tolist(), first + len(above))
     cards = "".join(post_card(f"Post {i:,} of {n}", rows[i]) for i in new(order, first))
     said = dict(first=first, above="; the best and the worst are above" * bool(above))
-    unpicked = asset("posts.html").format(legend=asset("legend.html"), cards=cards, **said)
+    legend = "" if above else asset("legend.html")  # which `examples_section` has
+    unpicked = asset("posts.html").format(legend=legend, cards=cards, **said)
     if not {"gold_sft", "gold_ppo"} <= set(frame.columns):
         return missing_note("Only one of the two models has completions so far.") + unpicked
     gain = frame["gold_ppo"] - frame["gold_sft"]

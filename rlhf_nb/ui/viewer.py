@@ -224,6 +224,7 @@ def _curve(
     return dict(name=metric.short[0], about=about, unit=unit, lines=list(lines), svg=svg)
 
 
+NO_ALARM = "No alarm: nothing ran away or jumped."
 MOST = 4_000_000  # tokens in one file, at about 14 bytes each
 
 
@@ -421,7 +422,8 @@ class RunBrowser:
         """One file that needs no kernel: some updates with their episodes, the suspects and the
         curves."""
         files = list(self.run.files)
-        of_run = run_suspects(log_or_means(self.run), counted=self.run.counted)
+        log = log_or_means(self.run)
+        of_run = run_suspects(log, counted=self.run.counted)
         odd = {nearest(files, one.update) for one in of_run}
         chosen, said = _chosen_updates(files, updates, odd), ""
         tokens = int(self.run.numbers(chosen)["length"].sum())
@@ -433,6 +435,9 @@ class RunBrowser:
             )
             chosen = fewer
         suspects = suspects_of(self.run, chosen)
+        odd_run = any(one.sentence.startswith(("Alarm", "Jump")) for one in suspects)
+        if len(log) >= 6 and not odd_run:  # an alarm compares two means of three updates
+            said = f"{NO_ALARM} {said}".strip()
         theirs = sorted({nearest(list(self.other.files), u) for u in chosen}) if self.other else []
         listed = self.updates(chosen, theirs)
         packed, prompts = [], set()
