@@ -176,6 +176,11 @@ def test_states_below_an_adapter():
             input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False
         )
     got = sum(x.nbytes for x in states.states.values())
+    adapted = [
+        token_bytes(model_size(config, adapter=lora).model, FORMS["float32"])
+        for lora in (upper(), LoraConfig(task_type="CAUSAL_LM", r=8))
+    ]
+    assert adapted[0] == adapted[1]  # the layer that is measured is one that has an adapter
     assert got == 6 * 12 * 64 * 4
     bare = model_activations(plan().setup.sizes[0], FORMS["float32"], 2, 12, False, 5)
     every = replace(plan().setup.sizes[0], frozen=0)
