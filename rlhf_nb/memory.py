@@ -7,33 +7,38 @@ from __future__ import annotations
 
 import copy
 import json
-import math
-import re
 import warnings
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import pandas as pd
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
+from torch._subclasses import FakeTensorMode
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    DynamicCache,
+    PreTrainedConfig,
+)
 from transformers.pytorch_utils import Conv1D
 
+from .base.fields import Count, Positive, check_fields
 from .base.lower_layers import frozen_layers
 from .models import inside, with_adapter
 
 GIB = 2**30  # about what GPUs are sold as: 80 "GB" are 80 GiB, minus what the driver uses
 
 # %% auto #0
-__all__ = ['GIB', 'FORMS', 'CHUNK', 'LAYOUTS', 'CHOICES', 'COUNTS', 'ROWS', 'CONTEXT', 'NCCL', 'FRAGMENTS', 'ModelSize',
-           'model_size', 'Precision', 'layer_activations', 'model_activations', 'logits_bytes', 'kv_cache', 'PPOSetup',
-           'states', 'gathered', 'MemoryPlan', 'plan_memory']
+__all__ = ['GIB', 'FORMS', 'CHUNK', 'Layout', 'LAYOUTS', 'ROWS', 'CONTEXT', 'NCCL', 'FRAGMENTS', 'ModelSize', 'model_size',
+           'Precision', 'TokenBytes', 'token_bytes', 'layer_activations', 'model_activations', 'logits_bytes',
+           'kv_cache', 'PPOSetup', 'states', 'gathered', 'MemoryPlan', 'plan_memory']
 
 # %% ../nbs/reference/49_memory.ipynb #cd887a38
-def _count(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
+def _count(model: nn.Module, learning: bool = False) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad or not learning)
 
 
 def _on_meta(config: PreTrainedConfig, scorer: bool, adapter: Any) -> nn.Module:
@@ -46,14 +51,15 @@ def _on_meta(config: PreTrainedConfig, scorer: bool, adapter: Any) -> nn.Module:
         return with_adapter(kind.from_config(config), copy.deepcopy(adapter))  # peft writes into it
 
 
-def _part(name: str) -> str:
-    """Which part of a layer a parameter belongs to, by the names that GPT-NeoX, GPT-2, Llama and
-    its relatives use."""
-    if "norm" in name or re.search(r"\bln_", name):
-        return "norms"
-    if "mlp" in name:
-        return "down" if re.search(r"down_proj|c_proj|4h_to_h", name) else "up"
-    return "out" if re.search(r"o_proj|c_proj|out_proj|\bdense\b", name) else "attention"
+def _layers(body: Any) -> nn.ModuleList:
+    n = body.config.num_hidden_layers
+    lists = [m for m in body.modules() if isinstance(m, nn.ModuleList) and len(m) == n]
+    if not lists:
+        raise ValueError(
+            f"{type(body).__name__} has no list of {n} layers: give the config of a causal "
+            "language model, such as LlamaConfig, GPTNeoXConfig or GPT2Config."
+        )
+    return max(lists, key=_count)
 
 # %% ../nbs/reference/49_memory.ipynb #7a5cc670
 @dataclass(frozen=True)
@@ -67,58 +73,11 @@ class ModelSize:
     layers: int
     hidden: int
     heads: int
-    kv_heads: int
     head_dim: int
-    mlp: int  # width in the middle of a layer's MLP
+    middle: int  # numbers in the middle of the MLP: its width twice, with a gate three times
     vocab: int
-    gated: bool  # the MLP has a gate projection (Llama)
-    fused: bool  # queries, keys and values come from one matrix (GPT-NeoX, GPT-2)
-    rotary: bool  # positions rotate queries and keys (Su et al. 2021)
-    rms: bool  # RMSNorm, which keeps two tensors; LayerNorm keeps one
-    parallel: bool  # attention and MLP read the same input (GPT-NeoX)
-    slow_gelu: bool  # an activation made of five operations (GPT-2's)
-    # parts of a layer that are trained; only they keep their inputs
-    learns: tuple[str, ...] = ("attention", "down", "norms", "out", "up")
-    frozen: int = 0  # first layers that keep nothing: no weight learns in or below them
-
-# %% ../nbs/reference/49_memory.ipynb #2614bdf8
-def _measure(model: nn.Module, config: PreTrainedConfig) -> ModelSize:
-    "Read a model's structure from its modules; `config` is that of its language model."
-    n, modules = config.num_hidden_layers, dict(model.named_modules())
-    lists = [m for m in modules.values() if isinstance(m, nn.ModuleList) and len(m) == n]
-    if not lists:
-        raise ValueError(
-            f"{type(model).__name__} has no list of {n} layers: give the config of a causal "
-            "language model, such as LlamaConfig, GPTNeoXConfig or GPT2Config."
-        )
-    layers, frozen = max(lists, key=_count), frozen_layers(inside(model).base_model)
-    names = {name.rpartition(".")[2] for name, _ in layers[0].named_modules()}
-    kinds = " ".join(type(m).__name__ for m in layers[0].modules())
-    linear = [m for m in modules.values() if isinstance(m, (nn.Linear, Conv1D))]
-    own = lambda name, usual: getattr(config, name, None) or usual
-    return ModelSize(
-        params=_count(model),
-        trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
-        matrices=sum(p.numel() for p in {p for m in linear for p in m.parameters(recurse=False)}),
-        layer=_count(layers[0]),
-        layers=n,
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=own("num_key_value_heads", config.num_attention_heads),
-        head_dim=own("head_dim", config.hidden_size // config.num_attention_heads),
-        mlp=own("intermediate_size", own("n_inner", 4 * config.hidden_size)),
-        vocab=config.vocab_size,
-        gated=bool({"gate_proj", "gate_up_proj"} & names),
-        fused=bool({"query_key_value", "c_attn", "qkv_proj"} & names),
-        rotary=any("rotary" in name for name in modules),
-        rms="RMSNorm" in kinds,
-        parallel=own("use_parallel_residual", False),
-        slow_gelu="NewGELUActivation" in kinds,
-        learns=tuple(
-            sorted({_part(n) for n, p in layers[frozen].named_parameters() if p.requires_grad})
-        ),
-        frozen=frozen,
-    )
+    frozen: int  # first layers that keep nothing: no weight learns in or below them
+    model: nn.Module = field(repr=False, compare=False)  # on the meta device
 
 # %% ../nbs/reference/49_memory.ipynb #67a0ff4f
 def model_size(
@@ -132,8 +91,27 @@ def model_size(
         [type(config).__name__, config.to_json_string(use_diff=False), scorer, repr(adapter)]
     )
     if key not in _SIZES:
-        model = _on_meta(config, scorer, adapter)
-        _SIZES[key] = _measure(model, config.get_text_config())
+        model, config = _on_meta(config, scorer, adapter), config.get_text_config()
+        body = inside(model).base_model
+        linear = [m for m in model.modules() if isinstance(m, (nn.Linear, Conv1D))]
+        layers, heads = _layers(body), config.num_attention_heads
+        own = {p for m in linear for p in m.parameters(recurse=False)}  # a tied one once
+        wide = [p.shape for p in layers[0].parameters() if p.dim() == 2]
+        sides = [max(s) for s in wide if min(s) >= config.hidden_size]  # an adapter's are thin
+        _SIZES[key] = ModelSize(
+            params=_count(model),
+            trained=_count(model, learning=True),
+            matrices=sum(p.numel() for p in own),
+            layer=_count(layers[0]),
+            layers=len(layers),
+            hidden=config.hidden_size,
+            heads=heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            middle=sum(n for n in sides if n == max(sides)),
+            vocab=config.vocab_size,
+            frozen=frozen_layers(body),
+            model=model,
+        )
     return _SIZES[key]
 
 
@@ -156,29 +134,75 @@ FORMS = {
 }
 
 # %% ../nbs/reference/49_memory.ipynb #49bfd023
-def layer_activations(
-    size: ModelSize,
+class TokenBytes(NamedTuple):
+    "Bytes for each token, as measured."
+
+    layer: float  # that one layer keeps for its backward pass
+    mask: float  # and this for each token of the row: the mask is [B, 1, L, L]
+    outside: float  # kept outside of the layers, by the last norm
+    cache: float  # one layer's keys and values
+
+
+def _kept(body: Any, length: int, states: torch.Tensor) -> float:
+    "Bytes that a forward pass over states [1, L, H] keeps: each storage once, and no weights."
+    mask, at = torch.ones(1, 1, length, length).bool(), torch.zeros(1, length).long()
+    weights, kept = {(*sorted(p.shape),) for p in body.parameters()}, {}
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        if (*sorted(x.shape),) not in weights:  # nor autocast's copy of one, transposed or not
+            kept[id(x.untyped_storage())] = x.untyped_storage()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        body(inputs_embeds=states, attention_mask=mask, position_ids=at, use_cache=False)
+    return sum(x.nbytes() for x in kept.values()) / length
+
+
+@lru_cache
+def token_bytes(
+    model: nn.Module,  # on the meta device: `size.model`
     form: Precision,
-    length: int,  # tokens of a row: the mask is [B, 1, length, length] and is kept in each layer
-) -> float:  # bytes per token
-    """What one decoder layer keeps for its backward pass, with attention by sdpa and a padding
-    mask. After Korthikanti et al. 2022."""
-    mm, h, heads = form.matmul, size.hidden, size.heads * size.head_dim
-    # a frozen matrix does not need its input
-    kept = lambda part, bytes_: bytes_ if part in size.learns else 0
-    norms = (1 if size.parallel else 2) * form.stream * h
-    if size.rms:
-        norms = 2 * (4 * h + kept("norms", form.stream * h))
-    # under autocast each matrix makes its own bf16 copy of a float32 input
-    into: float = 1 if not form.autocast or size.fused else 3
-    up = 1 if not form.autocast or not size.gated else 2
-    inputs = kept("attention", into * mm * h)
-    inputs += kept("up", up * mm * h) + kept("down", mm * size.mlp)
-    turned = size.fused and size.rotary  # queries and keys, beside the whole matrix, which stays
-    attention: float = (6 if turned else 4) * mm * heads + 4 * size.heads + mm * length
-    attention += kept("out", mm * heads) if turned else 0
-    middle = (3 if size.gated else 4 if size.slow_gelu else 1) * mm * size.mlp
-    return norms + inputs + attention + middle
+) -> TokenBytes:
+    "What a body keeps, with attention by sdpa: it is run without layers, with one, and with two."
+    body = inside(copy.deepcopy(model)).base_model.eval()
+    layers, dtype = _layers(body), torch.bfloat16 if form.weights == 2 else torch.float32
+    one = max(layers, key=lambda layer: _count(layer, learning=True))
+    if len(layers) == 1:
+        body.config.num_hidden_layers = 2
+        body.config.layer_types = 2 * (getattr(body.config, "layer_types", None) or [])
+    del layers[:]
+    try:
+        with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=form.autocast):
+            for part in [*body.modules(), *one.modules()]:
+                for name, x in [*part.named_parameters(recurse=False)]:
+                    new = torch.empty(x.shape, dtype=dtype)
+                    setattr(part, name, nn.Parameter(new, x.requires_grad))
+                for name, x in [*part.named_buffers(recurse=False)]:
+                    setattr(part, name, torch.empty(x.shape, dtype=x.dtype))
+            width, kept = body.get_input_embeddings().embedding_dim, {}
+            for depth, length in ((0, 101), (1, 101), (2, 101), (2, 103)):  # no matrix is that long
+                layers.extend([one] * (depth - len(layers)))
+                states = torch.empty(1, length, width, dtype=dtype, requires_grad=True)
+                kept[depth, length] = _kept(body, length, states)
+            cache: Any = DynamicCache()
+            del layers[1:]
+            with torch.no_grad():
+                body(inputs_embeds=states, past_key_values=cache, use_cache=True)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{type(body).__name__} does not run without numbers, so its activations are unknown: "
+            "plan for a dense decoder of its size, such as a Llama."
+        ) from error
+    mask = (kept[2, 103] - kept[2, 101]) / 2 / 2  # two layers, two tokens
+    written = [x for layer in cache.layers for x in (layer.keys, layer.values) if x is not None]
+    stored = sum(x.nbytes for x in written) / 103
+    return TokenBytes(kept[2, 101] - kept[1, 101] - 101 * mask, mask, kept[0, 101], stored)
+
+
+def layer_activations(size: ModelSize, form: Precision, length: int) -> float:
+    "Bytes for each token that one decoder layer keeps, in a row of so many tokens."
+    each = token_bytes(size.model, form)
+    return each.layer + each.mask * length
 
 # %% ../nbs/reference/49_memory.ipynb #9905e07f
 def model_activations(
@@ -194,8 +218,8 @@ def model_activations(
     layers = (size.layers - size.frozen) * layer_activations(size, form, length)
     if checkpointing:
         layers = size.layers * form.stream * size.hidden
-    norm = (4 + form.stream if size.rms else form.stream) * size.hidden
-    return rows * (length * (layers + norm) + form.matmul * size.hidden * read)
+    outside = token_bytes(size.model, form).outside
+    return rows * (length * (layers + outside) + form.matmul * size.hidden * read)
 
 # %% ../nbs/reference/49_memory.ipynb #4581b72e
 CHUNK = 2**26  # the default of response_logprobs: chunk_logits
@@ -216,45 +240,62 @@ def kv_cache(
     rows: int,
     length: int,  # columns: prompt and response without the last token, which is never read
 ) -> float:  # bytes
-    """Keys and values of all layers. Under autocast rotated keys are float32, as cosine and sine
-    are, and values follow them."""
-    each = 4 if form.autocast and size.rotary else form.matmul
-    return 2 * rows * length * size.layers * size.kv_heads * size.head_dim * each
+    "Keys and values of all layers."
+    return rows * length * size.layers * token_bytes(size.model, form).cache
 
 # %% ../nbs/reference/49_memory.ipynb #865afb53
-LAYOUTS = ("alone", "ddp", "zero2", "zero3", "fsdp2")
+Layout = Literal["alone", "ddp", "zero2", "zero3", "fsdp2"]
+LAYOUTS = get_args(Layout)
 
 
 @dataclass(frozen=True)
 class PPOSetup:
-    """All that the memory of a PPO run depends on. Raises ValueError, naming the field and the fix,
-    where the run would be refused too."""
+    """All that the memory of a PPO run depends on. What a run has too has its name there. Raises
+    ValueError, naming the field and the fix, where the run would be refused too."""
 
     policy: PreTrainedConfig  # of a causal language model; no weights are read
     reward: PreTrainedConfig | None = None  # None: the reward is a function
     value: PreTrainedConfig | None = None  # None: like the reward model, or else like the policy
-    layout: str = "alone"
-    num_processes: int = 1  # GPUs
-    prompt_length: int = 512  # tokens, of the longest prompt of a batch
-    response_length: int = 53
-    per_device_train_batch_size: int = 8  # rows of a micro-batch
-    gradient_accumulation_steps: int = 1
-    num_mini_batches: int = 1
-    local_rollout_forward_batch_size: int = 64
-    precision: str = "bf16"  # bf16, fp16 or float32; bf16 is autocast over the weights' own dtype
-    dtype: str = "float32"  # of the loaded weights: float32 or bfloat16
+    layout: Layout = "alone"
+    num_processes: Count = 1  # GPUs
+    prompt_length: Count = 512  # tokens, of the longest prompt of a batch
+    response_length: Count = 53
+    per_device_train_batch_size: Count = 8  # rows of a micro-batch
+    gradient_accumulation_steps: Count = 1
+    num_mini_batches: Count = 1
+    local_rollout_forward_batch_size: Count = 64
+    # bf16 is autocast over the weights' own dtype
+    precision: Literal["bf16", "fp16", "float32"] = "bf16"
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the loaded weights
     activation_checkpointing: bool = True
     share_value_trunk: bool = False
-    peft_config: Any = None  # of the policy; the reference is then its adapter off
-    value_peft_config: Any = None
+    peft_config: object = None  # of the policy; the reference is then its adapter off
+    value_peft_config: object = None
     ds3_gather_for_generation: bool = True
-    gpu_memory: float | None = None  # GiB of a GPU; None: unknown
+    gpu_memory: Positive | None = None  # GiB of a GPU; None: unknown
     offload_frozen: bool = False  # reference and reward model stay in host memory
     critic: bool = True  # False: an advantage_estimator that trains no value model
     more_rewards: tuple[PreTrainedConfig, ...] = ()  # the other members of an ensemble
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_fields(self)
+        positions = getattr(self.policy, "max_position_embeddings", None) or self.length
+        if self.layout == "alone" and self.num_processes > 1:
+            raise ValueError(
+                f"num_processes is {self.num_processes}: alone is one GPU; give layout='ddp', "
+                "'zero2', 'zero3' or 'fsdp2'."
+            )
+        if self.layout == "zero3" and self.offload_frozen:
+            raise ValueError(
+                "offload_frozen is True: DeepSpeed ZeRO-3 places weights by its own configuration; "
+                "set offload_param_device: cpu there, and leave offload_frozen out."
+            )
+        if self.length > positions:
+            raise ValueError(
+                f"prompt_length is {self.prompt_length}: with response_length "
+                f"{self.response_length} that is more than the model's {positions} positions; "
+                "shorten one of them."
+            )
 
     @property
     def length(self) -> int:
@@ -307,42 +348,6 @@ class PPOSetup:
     def trained(self) -> list[ModelSize]:
         "The models that are trained."
         return [model for model in self.sizes[:2] if model is not None]
-
-# %% ../nbs/reference/49_memory.ipynb #0874c042
-CHOICES = dict(layout=LAYOUTS, precision=("bf16", "fp16", "float32"), dtype=("float32", "bfloat16"))
-COUNTS = (
-    "num_processes prompt_length response_length per_device_train_batch_size "
-    "gradient_accumulation_steps num_mini_batches local_rollout_forward_batch_size"
-).split()
-
-
-def _check(setup: PPOSetup) -> None:
-    def refuse(name: str, wanted: str) -> None:
-        raise ValueError(f"{name} is {getattr(setup, name)!r}: {wanted}.")
-
-    for name, known in CHOICES.items():
-        if getattr(setup, name) not in known:
-            refuse(name, f"give one of {', '.join(known)}")
-    for name in COUNTS:
-        if not (isinstance(getattr(setup, name), int) and getattr(setup, name) > 0):
-            refuse(name, "give a whole number above 0")
-    if setup.layout == "alone" and setup.num_processes > 1:
-        refuse("num_processes", "alone is one GPU; give layout='ddp', 'zero2', 'zero3' or 'fsdp2'")
-    if setup.layout == "zero3" and setup.offload_frozen:
-        refuse(
-            "offload_frozen",
-            "DeepSpeed ZeRO-3 places weights by its own configuration; set "
-            "offload_param_device: cpu there, and leave offload_frozen out",
-        )
-    if setup.gpu_memory is not None and not 0 < setup.gpu_memory < math.inf:
-        refuse("gpu_memory", "give GiB, such as 80, or None")
-    positions = getattr(setup.policy, "max_position_embeddings", None)
-    if positions and setup.length > positions:
-        refuse(
-            "prompt_length",
-            f"with response_length {setup.response_length} that is more than the model's "
-            f"{positions} positions; shorten one of them",
-        )
 
 # %% ../nbs/reference/49_memory.ipynb #9a8a7e34
 def states(setup: PPOSetup) -> dict[str, float]:
@@ -400,14 +405,6 @@ def gathered(setup: PPOSetup, phase: str) -> float:
     whole = learns if setup.micro_batches > 1 else 0
     return b * (unit + unit * learns / weights + whole)
 
-
-def _placed_frozen(setup: PPOSetup) -> float:
-    """Bytes of the largest offloaded model, which is on the GPU while it scores; under FSDP2 this
-    GPU's part of a unit."""
-    n = setup.num_processes
-    parts = [_unit(m) / n if setup.layout == "fsdp2" else m.params for m in setup.sizes[2]]
-    return setup.frozen_width * max(parts, default=0) if setup.offload_frozen else 0
-
 # %% ../nbs/reference/49_memory.ipynb #aec3c6cc
 def _copies(setup: PPOSetup, phase: str) -> float:
     """The bf16 copies of matrices that autocast keeps: of trained ones, until the forward pass is
@@ -420,8 +417,7 @@ def _copies(setup: PPOSetup, phase: str) -> float:
 
 def _passing(size: ModelSize, form: Precision, tokens: int) -> float:
     "What a layer holds without a gradient: the residual stream twice, and its MLP's middle."
-    middle = form.matmul * size.mlp * (3 if size.gated else 2)
-    return tokens * (2 * form.stream * size.hidden + middle)
+    return tokens * (2 * form.stream * size.hidden + form.matmul * size.middle)
 
 
 def _lower_states(setup: PPOSetup) -> float:
@@ -441,7 +437,7 @@ def _logits(setup: PPOSetup, rows: int, whole: int, copies: int) -> float:
     every = setup.form.matmul * policy.vocab * rows * (2 * setup.response_length + 1)
     return whole * every + logits_bytes(policy, tokens, copies)
 
-# %% ../nbs/reference/49_memory.ipynb #13829e40
+# %% ../nbs/reference/49_memory.ipynb #7cf305f6
 def _rollout(setup: PPOSetup) -> dict[str, float]:
     policy, rows = setup.sizes[0], setup.rows
     return dict(
@@ -456,7 +452,7 @@ def _score(setup: PPOSetup) -> dict[str, float]:
     widest = max(_passing(m, setup.form, setup.rows * setup.length) for m in [policy, *frozen])
     return dict(activations=widest + _lower_states(setup), logits=_logits(setup, setup.rows, 1, 5))
 
-# %% ../nbs/reference/49_memory.ipynb #7cf305f6
+
 def _update(setup: PPOSetup) -> dict[str, float]:
     "The largest of three moments: the head; the end of the forward pass; a layer's backward."
     policy, rows, form = setup.sizes[0], setup.per_device_train_batch_size, setup.form
@@ -472,8 +468,8 @@ def _update(setup: PPOSetup) -> dict[str, float]:
     layer: float = 2 * n * form.stream * policy.hidden
     copies = last_copies = _copies(setup, "update")
     if recompute:  # inputs of frozen matrices are there for a while too
-        whole = [replace(m, learns=ModelSize.learns) for m in setup.trained]
-        layer += n * max(layer_activations(m, form, setup.length) for m in whole)
+        bare = replace(setup, peft_config=None, value_peft_config=None)
+        layer += n * max(layer_activations(m, form, setup.length) for m in bare.trained)
         last_copies = 2 * policy.layer if form.autocast else 0
     kept = first + sum(of_value)
     moments = [
@@ -503,27 +499,25 @@ FRAGMENTS = 0.1  # share of temporary memory lost to fragmentation
 # %% ../nbs/reference/49_memory.ipynb #8de3c442
 def _changes(s: PPOSetup) -> dict[str, dict[str, Any]]:
     "What to type -> the fields that it changes, each of which may save memory."
-    n, many = s.num_processes, s.num_processes > 1
-    single: dict[str, Any] = dict(
-        activation_checkpointing=True,
-        share_value_trunk=True,
-        local_rollout_forward_batch_size=8,
-        ds3_gather_for_generation=False,
-        offload_frozen=s.layout != "zero3",  # which refuses it
-        num_processes=2 * n if many else 1,
-    )
-    changes = {f"--{name} {value}": {name: value} for name, value in single.items()}
-    for rows in {max(1, s.per_device_train_batch_size // 2), 1}:
-        steps = s.local_rows // rows
-        changes[f"--per_device_train_batch_size {rows} --gradient_accumulation_steps {steps}"] = (
-            dict(per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
-        )
-    for layout in LAYOUTS[LAYOUTS.index(s.layout) + 1 :] if many else ("zero3",):
-        more = {} if many else dict(num_processes=8)
+    n, rows = s.num_processes, max(1, s.per_device_train_batch_size // 2)
+    steps = s.local_rows // rows
+    some: list[dict[str, Any]] = [
+        dict(activation_checkpointing=True),
+        dict(per_device_train_batch_size=rows, gradient_accumulation_steps=steps),
+        dict(share_value_trunk=True),
+        dict(local_rollout_forward_batch_size=8),
+        dict(ds3_gather_for_generation=False),
+        dict(offload_frozen=s.layout != "zero3"),  # which refuses it
+        dict(num_processes=2 * n if n > 1 else 1),
+    ]
+    typed = lambda changed: " ".join(f"--{name} {value}" for name, value in changed.items())
+    changes = {typed(changed): changed for changed in some}
+    for layout in LAYOUTS[LAYOUTS.index(s.layout) + 1 :] if n > 1 else ("zero3",):
+        more = {} if n > 1 else dict(num_processes=8)
         if layout == "zero3" and s.offload_frozen:
             more["offload_frozen"] = False
-        typed = "".join(f" --{name} {value}" for name, value in more.items())
-        changes[f"rlhf-nb launch --config_file {layout}.yaml{typed}"] = dict(layout=layout, **more)
+        launch = f"rlhf-nb launch --config_file {layout}.yaml {typed(more)}".strip()
+        changes[launch] = dict(layout=layout, **more)
     if find_spec("peft") and s.peft_config is None:
         from peft import LoraConfig
 
@@ -543,7 +537,7 @@ class MemoryPlan:
     @cached_property
     def phases(self) -> dict[str, dict[str, float]]:
         "Phase -> row of the table -> bytes."
-        return _phases(self.setup)
+        return {name: _phase(self.setup, name) for name in ("rollout", "score", "update")}
 
     @property
     def totals(self) -> dict[str, float]:
@@ -589,22 +583,18 @@ class MemoryPlan:
 
     def frame(self) -> pd.DataFrame:
         "GiB on each GPU: a row for each kind, a column for each phase."
-        known = [row for row in ROWS if any(row in rows for rows in self.phases.values())]
-        frame = pd.DataFrame(self.phases).loc[known].fillna(0.0).rename(index=ROWS)
+        frame = pd.DataFrame(self.phases).reindex([*ROWS]).dropna(how="all").fillna(0.0)
+        frame = frame.rename(index=ROWS)
         return pd.concat([frame, frame.sum().to_frame("sum").T]) / GIB
 
     def advice(self) -> pd.DataFrame:
         """Changes that lower the peak, the best first: `change` (what to type), `peak GiB`, and
         `fits` (None: no GPU memory was given)."""
-        plans = {
-            typed: MemoryPlan(replace(self.setup, **changed))
-            for typed, changed in _changes(self.setup).items()
-        }
-        rows = [
-            (typed, round(plan.peak / GIB, 1), plan.fits)
-            for typed, plan in plans.items()
-            if plan.peak < self.peak
-        ]
+        rows = []
+        for typed, changed in _changes(self.setup).items():
+            plan = MemoryPlan(replace(self.setup, **changed))
+            if plan.peak < self.peak:
+                rows.append((typed, round(plan.peak / GIB, 1), plan.fits))
         rows.sort(key=lambda row: row[1])
         return pd.DataFrame(rows, columns=["change", "peak GiB", "fits"])
 
@@ -614,21 +604,18 @@ class MemoryPlan:
         return plan_markup(self)
 
 # %% ../nbs/reference/49_memory.ipynb #6818cd3d
-def _phases(setup: PPOSetup) -> dict[str, dict[str, float]]:
-    resident, phases = states(setup), {}
-    gradients = resident.pop("gradients")
-    for name, needs in (("rollout", _rollout), ("score", _score), ("update", _update)):
-        left = gradients / 2 if setup.layout == "ddp" else 0  # its buckets are never freed
-        moving = dict(copies=_copies(setup, name), gathered=gathered(setup, name)) | needs(setup)
-        lost = FRAGMENTS * sum(moving.values()) + CONTEXT + (NCCL if setup.num_processes > 1 else 0)
-        phases[name] = (
-            resident
-            | dict(frozen=resident["frozen"] + (_placed_frozen(setup) if name == "score" else 0))
-            | dict(gradients=gradients if name == "update" else left)
-            | moving
-            | dict(allowance=lost)
-        )
-    return phases
+def _phase(setup: PPOSetup, name: str) -> dict[str, float]:
+    rows, n = states(setup), setup.num_processes
+    if name != "update":
+        rows["gradients"] *= 0.5 if setup.layout == "ddp" else 0  # its buckets are never freed
+    if name == "score" and setup.offload_frozen:  # the largest is placed while it runs
+        whole = [_unit(m) / n if setup.layout == "fsdp2" else m.params for m in setup.sizes[2]]
+        rows["frozen"] = setup.frozen_width * max(whole, default=0)
+    needs = dict(rollout=_rollout, score=_score, update=_update)[name](setup)
+    moving = dict(copies=_copies(setup, name), gathered=gathered(setup, name)) | needs
+    lost = FRAGMENTS * sum(moving.values()) + CONTEXT + (NCCL if n > 1 else 0)
+    every = rows | moving | dict(allowance=lost)
+    return {row: every[row] for row in ROWS if row in every}
 
 
 def plan_memory(

@@ -12,7 +12,14 @@ from datasets import Dataset
 from pairs import pairwise
 from peft import LoraConfig
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, GPTNeoXConfig, LlamaConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+)
 
 import rlhf_nb.rollout
 from rlhf_nb import cli
@@ -30,6 +37,7 @@ from rlhf_nb.memory import (
     model_size,
     plan_memory,
     states,
+    token_bytes,
 )
 from rlhf_nb.models import scorer_from, train_tokenizer, with_adapter
 from rlhf_nb.rollout import Sampling, sample
@@ -119,6 +127,33 @@ def test_activations_are_those_that_are_kept(monkeypatch):
     assert not wrong
 
 
+# catches: one formula for all families: OPT's ReLU, Qwen's norms of heads, Gemma 2's attention, which
+# keeps its matrix; a model of one layer, a body that the hook cannot run
+def test_other_families_are_measured(monkeypatch):
+    monkeypatch.setattr(last_layer, "position_wise", lambda body: [])
+    sizes = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=500)
+    more = dict(intermediate_size=192, num_key_value_heads=2, head_dim=16)
+    opt = dict(ffn_dim=192, word_embed_proj_dim=64, dropout=0.0)
+    wrong = []
+    gemma = more | dict(final_logit_softcapping=None)  # of the head, which is not measured here
+    for name, own in dict(opt=opt, qwen3=more, gemma2=gemma).items():
+        config = AutoConfig.for_model(name, **sizes | own)
+        both = [model_size(config), model_size(config, scorer=True)]
+        want = sum(model_activations(m, FORMS["float32"], 4, 64, False, 33) for m in both)
+        got = kept(config, "float32", False, 4, 32, 32)
+        if abs(want / got - 1) > 0.02:
+            wrong.append((name, want, got))
+    assert not wrong
+    one, two = (
+        model_size(AutoConfig.for_model("qwen3", **sizes | more | dict(num_hidden_layers=n)))
+        for n in (1, 2)
+    )
+    assert token_bytes(one.model, FORMS["bf16"]) == token_bytes(two.model, FORMS["bf16"])
+    experts = AutoConfig.for_model("mixtral", **sizes | more, num_local_experts=2)
+    with pytest.raises(ValueError, match="MixtralModel does not run without numbers"):
+        token_bytes(model_size(experts).model, FORMS["autocast"])
+
+
 # catches: states of the layers below an adapter that no phase counts, activations of layers that
 # keep none, states that are counted where every layer runs
 def test_states_below_an_adapter():
@@ -141,6 +176,11 @@ def test_states_below_an_adapter():
             input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False
         )
     got = sum(x.nbytes for x in states.states.values())
+    adapted = [
+        token_bytes(model_size(config, adapter=lora).model, FORMS["float32"])
+        for lora in (upper(), LoraConfig(task_type="CAUSAL_LM", r=8))
+    ]
+    assert adapted[0] == adapted[1]  # the layer that is measured is one that has an adapter
     assert got == 6 * 12 * 64 * 4
     bare = model_activations(plan().setup.sizes[0], FORMS["float32"], 2, 12, False, 5)
     every = replace(plan().setup.sizes[0], frozen=0)
@@ -419,8 +459,8 @@ def test_what_cannot_be_is_refused():
     for wrong, said in (
         (dict(layout="zero4"), "give one of alone"),
         (dict(num_processes=2), "alone is one GPU"),
-        (dict(response_length=0), "above 0"),
-        (dict(gpu_memory=-1.0), "GiB, such as 80"),
+        (dict(response_length=0), "at least 1"),
+        (dict(gpu_memory=-1.0), "a finite number above 0"),
         (dict(prompt_length=120), "128 positions"),
         (dict(dtype="int8"), "float32, bfloat16"),
     ):

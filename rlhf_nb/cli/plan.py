@@ -21,19 +21,8 @@ from rlhf_nb.base.loading import from_where
 from rlhf_nb.cli.arguments import PPOModelArguments
 from rlhf_nb.cli.models import adapter_config, no_bars
 from rlhf_nb.cli.ppo_models import check_critic, check_judges, has_reward_model, policy_name
-from rlhf_nb.memory import MemoryPlan, plan_memory
+from rlhf_nb.memory import MemoryPlan, PPOSetup, plan_memory
 from rlhf_nb.ppo import ESTIMATORS
-
-AS_IN_THE_RUN = (  # options that the plan takes over by name
-    "response_length",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "num_mini_batches",
-    "local_rollout_forward_batch_size",
-    "share_value_trunk",
-    "ds3_gather_for_generation",
-    "offload_frozen",
-)
 
 
 def config_of(
@@ -60,30 +49,27 @@ def config_of(
         ) from error
 
 
-def launched_layout() -> str | None:
-    "The layout that a launcher set up by environment variables, if any."
-    is_on = lambda name: os.environ.get(name, "").lower() in ("1", "true", "yes")
-    if is_on("ACCELERATE_USE_DEEPSPEED"):
-        return f"zero{os.environ.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', '2')}"
-    if is_on("ACCELERATE_USE_FSDP"):
-        return "fsdp2"
-    return "ddp" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else None
-
-
 def layout_of(options: Namespace) -> tuple[str, int]:
     "Layout and number of GPUs, from the launcher or the options. ValueError where they differ."
-    launched = launched_layout()
-    if "WORLD_SIZE" in os.environ:
-        layout, processes = launched or "alone", int(os.environ["WORLD_SIZE"])
-        for name, there in dict(layout=layout, num_processes=processes).items():
-            if getattr(options, name) not in (None, there):
+    env = os.environ
+    is_on = lambda name: env.get(name, "").lower() in ("1", "true", "yes")
+    launched = "ddp" if int(env.get("WORLD_SIZE", 1)) > 1 else "alone"
+    if is_on("ACCELERATE_USE_FSDP"):
+        launched = "fsdp2"
+    if is_on("ACCELERATE_USE_DEEPSPEED"):
+        launched = f"zero{env.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', '2')}"
+    if "WORLD_SIZE" in env:
+        there: dict[str, Any] = dict(layout=launched, num_processes=int(env["WORLD_SIZE"]))
+        for name, value in there.items():
+            if (given := getattr(options, name)) not in (None, value):
                 raise ValueError(
-                    f"--{name} is {getattr(options, name)} and the launcher has {there}: leave out "
-                    "the option, or the launcher."
+                    f"--{name} is {given} and the launcher has {value}: leave out the option, or "
+                    "the launcher."
                 )
-        return layout, processes
-    alone = options.num_processes in (None, 1)
-    layout = options.layout or launched or ("alone" if alone else "ddp")
+        return launched, there["num_processes"]
+    if launched == "alone" and (options.num_processes or 1) > 1:
+        launched = "ddp"
+    layout = options.layout or launched
     if layout != "alone" and options.num_processes is None:
         raise ValueError(f"--layout is {layout}: give the number of GPUs too, --num_processes 8.")
     return layout, options.num_processes or 1
@@ -134,10 +120,14 @@ def plan_of(options: Namespace) -> MemoryPlan:
     dtype = str(getattr(policy, "dtype", None)) if models.dtype == "auto" else models.dtype
     half = dtype.split(".")[-1] in ("bfloat16", "float16")
     positions = getattr(policy, "max_position_embeddings", None) or 10**9
-    return plan_memory(
-        policy,
-        reward,
-        value,
+    # what the plan has under the run's own name, and what is worked out
+    settings: dict[str, Any] = {
+        f.name: getattr(options, f.name, f.default) for f in fields(PPOSetup)
+    }
+    settings |= precision_of(options) | dict(
+        policy=policy,
+        reward=reward,
+        value=value,
         layout=layout,
         num_processes=processes,
         prompt_length=options.max_prompt_length
@@ -148,9 +138,8 @@ def plan_of(options: Namespace) -> MemoryPlan:
         value_peft_config=adapter_config(models, "SEQ_CLS", models.value_use_peft),
         critic=ESTIMATORS[options.advantage_estimator].critic,
         more_rewards=tuple(more),
-        **precision_of(options),
-        **{key: getattr(options, key) for key in AS_IN_THE_RUN},
     )
+    return plan_memory(**settings)
 
 
 def _table(frame: pd.DataFrame, title: str) -> Table:
