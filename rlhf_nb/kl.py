@@ -88,7 +88,7 @@ def estimate_kl(
     if estimator not in KL_ESTIMATORS:
         raise ValueError(
             f"kl_estimator is {estimator!r}: known are {', '.join(KL_ESTIMATORS)} from log-probs, "
-            "and full, which needs both distributions (full_kl on logits, response_full_kl on models)."
+            "and full, from both distributions (full_kl on logits, response_full_kl on models)."
         )
     return KL_ESTIMATORS[estimator](logprobs, ref_logprobs)
 
