@@ -75,10 +75,10 @@ def base(folder: Path, size: dict[str, Any], seed: int) -> dict[str, Any]:
     from transformers import set_seed
 
     from rlhf_nb.cli import demo_stages
-    from rlhf_nb.cli.demo_run import DemoSettings, Run
+    from rlhf_nb.cli.demo_run import DemoRun, DemoSettings
 
     settings = DemoSettings(seed=seed, output_dir=str(folder), **size["demo"])
-    run, seconds = Run(settings, Console(quiet=True)), {}
+    run, seconds = DemoRun(settings, Console(quiet=True)), {}
     world, tokenizer = demo_stages.world_of(settings)
     for stage in ("sft", "pairs", "reward"):
         if not (folder / stage).is_dir():

@@ -35,7 +35,7 @@ from datasets import Dataset, concatenate_datasets, load_from_disk
 from rich.console import Console
 from transformers import PrinterCallback
 
-from rlhf_nb.cli.demo_run import DemoSettings, Run
+from rlhf_nb.cli.demo_run import DemoRun, DemoSettings
 from rlhf_nb.cli.demo_stages import common, quiet, reward_report, sampled_pairs, sft_stage, world_of
 from rlhf_nb.evaluate import best_of_n_kl, best_of_n_reward, outcomes
 from rlhf_nb.logprobs import response_logprobs
@@ -178,7 +178,7 @@ def golds_of(
 # ---- The jobs ----
 
 
-def base_job(run: Run, size: Size) -> dict[str, Any]:
+def base_job(run: DemoRun, size: Size) -> dict[str, Any]:
     "World, SFT model, labelled pairs in one shuffled order, and held-out pairs."
     folder, seed = run.folder, run.settings.seed
     world, tokenizer = world_of(run.settings)
@@ -280,7 +280,7 @@ def averaged(models: list[Any]) -> Any:
     return models[0]
 
 
-def rewards_job(run: Run, size: Size) -> dict[str, Any]:
+def rewards_job(run: DemoRun, size: Size) -> dict[str, Any]:
     "Every reward model of the seed. One that is saved is not trained again."
     folder, seed, found = run.folder, run.settings.seed, {}
     pairs = load_from_disk(str(folder / "labelled"))
@@ -333,7 +333,7 @@ class Pool:
         return np.array(rows), known.double().numpy()[:, None]
 
 
-def drawn_pool(run: Run, size: Size) -> Pool:
+def drawn_pool(run: DemoRun, size: Size) -> Pool:
     "Sample, and ask the gold judge."
     folder, world = run.folder, load_from_disk(str(run.folder / "world"))
     tokenizer, policy = load_tokenizer(str(folder / "sft")), load_policy(str(folder / "sft")).eval()
@@ -391,7 +391,7 @@ def best_of(pool: Pool, scores: np.ndarray) -> dict[str, Any]:
     )
 
 
-def pool_job(run: Run, size: Size) -> dict[str, Any]:
+def pool_job(run: DemoRun, size: Size) -> dict[str, Any]:
     "Best-of-n from one pool, by every reward model, by their ensembles, and by the gold judge."
     pool, tokenizer = drawn_pool(run, size), load_tokenizer(str(run.folder / "sft"))
     scores, known, found = {}, {}, {}
@@ -453,7 +453,7 @@ def updates_of(folder: Path, world: Any) -> tuple[list[dict[str, float]], list[l
     return rows, by_length(*(np.concatenate(x) for x in zip(*last)))
 
 
-def ppo_job(run: Run, size: Size, name: str) -> dict[str, Any]:
+def ppo_job(run: DemoRun, size: Size, name: str) -> dict[str, Any]:
     "One PPO run, and what the gold judge says about each of its rollouts."
     settings = dict(ppo_runs(size)[name])
     rewards, s = settings.pop("reward"), run.settings
@@ -515,7 +515,7 @@ def do(folder: Path, seed: int, size: Size, job: str) -> None:
         output_dir=str(folder), seed=seed, posts=size.posts, eval_posts=max(1000, 2 * size.held_out)
     )
     with quiet():
-        run = Run(made, Console(quiet=True))
+        run = DemoRun(made, Console(quiet=True))
         jobs = dict(base=base_job, rewards=rewards_job, pool=pool_job)
         found = jobs[job](run, size) if job in jobs else ppo_job(run, size, job)
     found["seconds"] = round(time.process_time(), 1)

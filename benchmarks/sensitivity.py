@@ -33,7 +33,7 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, set_seed
 
 from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.cli import demo_stages
-from rlhf_nb.cli.demo_run import QUICK, DemoSettings, Run
+from rlhf_nb.cli.demo_run import QUICK, DemoRun, DemoSettings
 from rlhf_nb.evaluate import complete, judge_completions, response_kl
 from rlhf_nb.models import load_policy, load_scorer, zero_head
 from rlhf_nb.rollout import Rollout
@@ -101,10 +101,12 @@ class NotWhitened(PPOTrainer):
         return r.with_(advantages=(r.returns - r.values) * r.mask)
 
 
-def shared(folder: Path, quick: dict[str, Any]) -> tuple[Run, DatasetDict, PreTrainedTokenizerBase]:
+def shared(
+    folder: Path, quick: dict[str, Any]
+) -> tuple[DemoRun, DatasetDict, PreTrainedTokenizerBase]:
     "World, starting model and reward model: those of the quick demo's seed 0, made once."
     settings = replace(DemoSettings(str(folder / "shared")), **quick)
-    run = Run(settings, Console(quiet=True))
+    run = DemoRun(settings, Console(quiet=True))
     world, tokenizer = demo_stages.world_of(settings)
     for name in ("sft", "pairs", "reward"):
         if not (run.folder / name).is_dir():
@@ -168,7 +170,7 @@ def by_update(history: list[dict[str, float]]) -> dict[str, list[float | None]]:
     }
 
 
-def one(job: Job, run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> dict:
+def one(job: Job, run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> dict:
     "Train, judge, and what it took."
     s = RECIPE | ({job.setting: job.value} if job.setting else {})
     start, cpu = time.perf_counter(), time.process_time()

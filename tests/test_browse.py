@@ -31,7 +31,7 @@ from rlhf_nb.ui.run_files import (
     ranges_of,
     run_suspects,
 )
-from rlhf_nb.ui.viewer import browse
+from rlhf_nb.ui.viewer import browse, view
 from rlhf_nb.ui.what_if import what_if
 
 WORDS = "a b c d e f".split()
@@ -78,6 +78,14 @@ def line(u, **more):
 @pytest.fixture
 def run(tmp_path):
     return write(tmp_path / "run")
+
+
+# catches: a run's folder taken for a file of another trainer, its first update, one it hasn't
+def test_view_of_a_run_is_its_last_update(run):
+    assert view(run).name == f"Update {max(RunFolder(run).files)}"
+    assert view(run, update=min(RunFolder(run).files)).name == f"Update {min(RunFolder(run).files)}"
+    with pytest.raises(ValueError, match="there is no update 99"):
+        view(run, update=99)
 
 
 def check(markup):

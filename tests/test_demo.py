@@ -25,7 +25,7 @@ from rlhf_nb import cli
 from rlhf_nb.checkpoint import staged
 from rlhf_nb.cli import demo_stages
 from rlhf_nb.cli.demo import demo
-from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoSettings, Run
+from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoRun, DemoSettings
 from rlhf_nb.models import load_policy, load_tokenizer, tiny_policy
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.tldr import mini_tldr
@@ -269,7 +269,7 @@ def test_an_interrupted_run_goes_on(run, tmp_path):
 # catches: a metrics file whose last line was cut off by a kill, and that stops the run that would
 # repair it
 def test_half_a_line_of_metrics_is_left_out(tmp_path):
-    made = Run(DemoSettings(str(tmp_path)), Console(quiet=True))
+    made = DemoRun(DemoSettings(str(tmp_path)), Console(quiet=True))
     made.log("sft", step=1)
     with open(tmp_path / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write('{"stage": "sft", "st')
@@ -423,30 +423,30 @@ def test_what_no_demo_wrote_is_left_alone(tmp_path, capsys, fresh):
 # catches: one mark for the whole folder, under which anything is deleted; a deletion in silence
 def test_fresh_deletes_what_bears_its_mark_and_prints_it(tmp_path):
     settings, text = DemoSettings(str(tmp_path / "run")), io.StringIO()
-    made = Run(settings, Console(quiet=True))
+    made = DemoRun(settings, Console(quiet=True))
     for stage in ("sft", "pairs"):
         with made.written(stage) as folder:
             (folder / "model.safetensors").write_text(stage)
     (made.folder / "mine.txt").write_text("mine")
     (made.folder / "sft" / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="sft/notes.txt was not written by the run"):
-        Run(settings, Console(quiet=True), fresh=True)
+        DemoRun(settings, Console(quiet=True), fresh=True)
     assert (made.folder / "pairs" / "model.safetensors").is_file()
     (made.folder / "sft" / "notes.txt").unlink()
-    Run(settings, Console(file=text, width=400), fresh=True)
+    DemoRun(settings, Console(file=text, width=400), fresh=True)
     assert "--fresh: deletes sft, pairs, settings.json in" in text.getvalue()
     assert sorted(p.name for p in made.folder.iterdir()) == [
         "demo.json",
         "mine.txt",
         "settings.json",
     ]
-    other = Run(DemoSettings(str(tmp_path / "other")), Console(quiet=True))
+    other = DemoRun(DemoSettings(str(tmp_path / "other")), Console(quiet=True))
     with other.written("ppo") as folder:
         (folder / "model.safetensors").write_text("of another demo")
     shutil.copytree(other.folder / "ppo", made.folder / "ppo")
-    Run(settings, Console(quiet=True))  # a stage that was copied here is used
+    DemoRun(settings, Console(quiet=True))  # a stage that was copied here is used
     with pytest.raises(ValueError, match="ppo was not written by the run in"):
-        Run(settings, Console(quiet=True), fresh=True)
+        DemoRun(settings, Console(quiet=True), fresh=True)
 
 
 # ---- A model that is there already ----

@@ -114,6 +114,7 @@ def advantages_in_numpy(r: Rollout, cfg: Objective, beta: float) -> list[np.ndar
                 }[name]
             )
         return [np.full(n, a) for n, a in zip(lengths, found)]
+    assert name in ("gae", "reinforce_pp"), f"no numbers in numpy for {name}"
     values = r.values.numpy() if name == "gae" else np.zeros(r.mask.shape)
     lam, rows = cfg.lam if name == "gae" else 1.0, []
     for row, v in zip(rewards, values):
@@ -738,7 +739,7 @@ def test_an_estimator_of_ones_own_needs_a_function_and_a_row(kind, ppo, monkeypa
     trainer = ppo(total_episodes=32, save_strategy="no", **settings)
     trainer.train()
     assert trainer.state.global_step > 0
-    with pytest.raises(ValueError, match="one of gae, rloo, grpo, dr_grpo, reinforce_pp, mine"):
+    with pytest.raises(ValueError, match=f"one of {', '.join(NAMES)}, mine"):
         PPOConfig("unused", advantage_estimator="theirs", use_cpu=True)
 
 

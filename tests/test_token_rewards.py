@@ -36,7 +36,7 @@ from rlhf_nb.encoding import token_spans
 from rlhf_nb.gae import gae
 from rlhf_nb.masks import last_token, on_tokens, score_sums
 from rlhf_nb.models import train_bpe_tokenizer
-from rlhf_nb.ppo import Objective, estimate_advantages, final_scores, update_metrics
+from rlhf_nb.ppo import ESTIMATORS, Objective, estimate_advantages, final_scores, update_metrics
 from rlhf_nb.reward import Judges, Written, call_reward, step_ends
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.shaping import RunningMoments
@@ -269,6 +269,7 @@ def by_numpy(r: Rollout, cfg: Objective) -> tuple[np.ndarray, np.ndarray]:
             scale = K / (K - 1) if name == "rloo" else 1
             out[i] = np.where(mask[i], (earned[i] - group.mean()) * scale, 0)
         return rewards, out
+    assert name in ("gae", "reinforce_pp"), f"no numbers in numpy for {name}"
     values = r.values.numpy() if name == "gae" else np.zeros(rewards.shape)
     lam = cfg.lam if name == "gae" else 1.0
     for i in range(count):
@@ -284,7 +285,6 @@ def computed(r: Rollout, cfg: Objective) -> Rollout:
     return estimate_advantages(r.with_(scores=final), cfg, num_generations=K)
 
 
-ESTIMATORS = ("gae", "rloo", "grpo", "dr_grpo", "reinforce_pp")
 SCORES = {
     "plain": {},
     "normalised": dict(normalize_scores=True, missing_eos_penalty=0.5),

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rlhf_nb.base.fields import Index, setting
 from rlhf_nb.base.lock import locked
-from rlhf_nb.cli.demo_run import DemoSettings, Run, check_settings, with_quick
+from rlhf_nb.cli.demo_run import DemoRun, DemoSettings, check_settings, with_quick
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
 
@@ -68,10 +68,10 @@ def demo(
     "The whole pipeline. Stages that are finished in the folder are reused."
     check_settings(settings)
     with locked(Path(settings.output_dir)):
-        return stages(Run(settings, console, fresh))
+        return stages(DemoRun(settings, console, fresh))
 
 
-def stages(run: Run) -> dict[str, Any]:
+def stages(run: DemoRun) -> dict[str, Any]:
     "Each that is not finished, and what they came to."
     settings = run.settings
     from transformers import set_seed  # seconds that a mistake in the settings does not wait for

@@ -114,7 +114,7 @@ FILES = (
 MARK = "demo.json"  # names the run that wrote a folder
 
 
-class Run:
+class DemoRun:
     "A run folder, the settings that it belongs to, and its stages."
 
     def __init__(self, settings: DemoSettings, console: Console | None = None, fresh: bool = False):

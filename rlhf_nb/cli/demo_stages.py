@@ -33,7 +33,7 @@ from transformers import (
 from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.base.loading import no_bars
 from rlhf_nb.checkpoint import save_policy
-from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoSettings, Run, kind_of
+from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoRun, DemoSettings, kind_of
 from rlhf_nb.evaluate import (
     complete,
     completions_table,
@@ -74,7 +74,7 @@ class StageCallback(TrainerCallback):
 
     def __init__(
         self,
-        run: Run,
+        run: DemoRun,
         stage: str,
         metric: str,  # the one that the bar shows
     ):
@@ -118,7 +118,7 @@ class StageCallback(TrainerCallback):
         self.bar.stop()
 
 
-def train(trainer: Trainer, run: Run, stage: str, metric: str) -> None:
+def train(trainer: Trainer, run: DemoRun, stage: str, metric: str) -> None:
     "Train with the stage's bar; an interrupt leaves the terminal as it was."
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
@@ -178,7 +178,7 @@ def sft_args(s: DemoSettings, folder: Path, epochs: float = 1.5) -> SFTConfig:
     )
 
 
-def sft_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
+def sft_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
     "Imitate the references; or take a model that has done so."
     s = run.settings
     with run.written("sft") as folder:
@@ -209,7 +209,7 @@ def sampled_pairs(
     return preference_pairs(posts.select(differ), answers, stopped, seed)
 
 
-def pairs_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
+def pairs_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
     """Labelled sample pairs and edit pairs: wrong facts first, then everything mixed. The held-out
     pairs come from the test split."""
     s, policy = run.settings, load_policy(str(run.folder / "sft"))
@@ -241,7 +241,7 @@ def pairs_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase
     run.log("pairs", train=len(pairs["train"]), test=len(pairs["test"]))
 
 
-def reward_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
+def reward_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
     "Learn what was preferred; centre; measure on held-out pairs and on the probe."
     s, pairs = run.settings, load_from_disk(str(run.folder / "pairs"))
     with run.written("reward") as folder:
@@ -310,7 +310,7 @@ class GoldCallback(TrainerCallback):
 
     def __init__(
         self,
-        run: Run,
+        run: DemoRun,
         policy: PreTrainedModel,  # the one that is trained
         reward_model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
@@ -351,7 +351,7 @@ class GoldCallback(TrainerCallback):
         )
 
 
-def ppo_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
+def ppo_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
     "PPO on the reward model. The trainer gets prompts, and nothing else of the world."
     s = run.settings
     with run.written("ppo") as folder:
@@ -404,7 +404,7 @@ def paired_row(ppo: list[float], sft: list[float], temperature: float) -> dict[s
     return dict(temperature=temperature, difference=difference, low=low, high=high, posts=len(ppo))
 
 
-def judge_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
+def judge_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
     "SFT and PPO on the same test posts, near-greedy and at temperature 1, by the gold judge."
     s, posts, rows = run.settings, world["test"], []
     truths = [json.loads(facts) for facts in posts["facts"]]

@@ -128,10 +128,10 @@ class RolloutView(Html):
 def _opened(
     source: Any, columns: Mapping[str, str] | None, tokenizer: Any, update: int | None
 ) -> Rollout:
-    "One update of a file or of records."
+    "One update of a run, of a file or of records."
     if isinstance(source, (str, Path)) and Path(source).suffix == ".safetensors":
         return Rollout.load(source)
-    run = ForeignRun(source, columns, tokenizer)
+    run = opened_run(source, columns, tokenizer)
     updates = list(run.files)
     if update is not None and update not in updates:
         raise ValueError(f"there is no update {update}: {run.path} has {updates}.")
@@ -139,14 +139,15 @@ def _opened(
 
 
 def view(
-    rollout: Rollout | Any,  # or a file, a list of objects, a DataFrame, a Dataset of episodes
+    # or a run's folder, a file, a list of objects, a DataFrame, a Dataset of episodes
+    rollout: Rollout | Any,
     episode: int = 0,  # which of its rows comes first
     signal: str | None = None,  # behind the text; None: the ratio to `now`, else kl, else the first
     now: Tensor | Rollout | None = None,  # [B, T] log-probs of another policy for these tokens
     entropy: Tensor | None = None,  # [B, T] nats
     columns: Mapping[str, str] | None = None,  # of a file: what a rollout calls it -> a column
     tokenizer: Any = None,  # of a file: with it, or its name, token ids become tokens
-    update: int | None = None,  # of a file with several; None: the last
+    update: int | None = None,  # of a run or a file with several; None: the last
     objective: Objective | None = None,  # that it was made with, where the rollout does not say so
 ) -> RolloutView:
     """One episode with all the signals it has, and the way to all others; `now` adds ratio and
