@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple, get_args
 import pandas as pd
 import torch
 from torch import nn
-from torch._subclasses import FakeTensorMode
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -27,6 +26,7 @@ from transformers.pytorch_utils import Conv1D
 
 from .base.fields import Count, Positive, check_fields
 from .base.lower_layers import frozen_layers
+from .base.without_data import FakeTensorMode
 from .models import inside, with_adapter
 
 GIB = 2**30  # about what GPUs are sold as: 80 "GB" are 80 GiB, minus what the driver uses

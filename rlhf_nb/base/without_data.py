@@ -1,0 +1,9 @@
+"""Tensors with a type and a shape and no data, on which a model's own code runs at once.
+
+Private names used here: `torch._subclasses`, the module of `FakeTensorMode`, on which torch.compile
+and torch.export trace a model; torch has no public module for it.
+"""
+
+from torch._subclasses import FakeTensorMode
+
+__all__ = ["FakeTensorMode"]
