@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -40,7 +41,8 @@ def explorers_of(path: Path, trained: bool = False) -> Iterator[tuple[str, Any]]
     python = TransformerManager()
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     last = max(i for i, cell in enumerate(cells) if has_explorer(cell))
-    names: dict[str, Any] = {"__name__": "__main__"}
+    page = ModuleType("page")  # where the annotations of a page's classes are looked up
+    sys.modules["page"], names = page, vars(page)
     os.chdir(path.parent)
     for cell in cells[: last + 1]:
         if cell["cell_type"] != "code" or "#| eval: false" in text(cell):
