@@ -32,7 +32,7 @@ from .models import inside, with_adapter
 GIB = 2**30  # about what GPUs are sold as: 80 "GB" are 80 GiB, minus what the driver uses
 
 # %% auto #0
-__all__ = ['GIB', 'FORMS', 'CHUNK', 'Layout', 'LAYOUTS', 'ROWS', 'CONTEXT', 'NCCL', 'FRAGMENTS', 'ModelSize', 'model_size',
+__all__ = ['GIB', 'FORMS', 'CHUNK', 'LayoutName', 'LAYOUTS', 'ROWS', 'CONTEXT', 'NCCL', 'FRAGMENTS', 'ModelSize', 'model_size',
            'Precision', 'TokenBytes', 'token_bytes', 'layer_activations', 'model_activations', 'logits_bytes',
            'kv_cache', 'PPOSetup', 'states', 'gathered', 'MemoryPlan', 'plan_memory']
 
@@ -244,8 +244,8 @@ def kv_cache(
     return rows * length * size.layers * token_bytes(size.model, form).cache
 
 # %% ../nbs/reference/49_memory.ipynb #865afb53
-Layout = Literal["alone", "ddp", "zero2", "zero3", "fsdp2"]
-LAYOUTS = get_args(Layout)
+LayoutName = Literal["alone", "ddp", "zero2", "zero3", "fsdp2"]
+LAYOUTS = get_args(LayoutName)
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ class PPOSetup:
     policy: PreTrainedConfig  # of a causal language model; no weights are read
     reward: PreTrainedConfig | None = None  # None: the reward is a function
     value: PreTrainedConfig | None = None  # None: like the reward model, or else like the policy
-    layout: Layout = "alone"
+    layout: LayoutName = "alone"
     num_processes: Count = 1  # GPUs
     prompt_length: Count = 512  # tokens, of the longest prompt of a batch
     response_length: Count = 53
@@ -501,7 +501,7 @@ def _changes(s: PPOSetup) -> dict[str, dict[str, Any]]:
     "What to type -> the fields that it changes, each of which may save memory."
     n, rows = s.num_processes, max(1, s.per_device_train_batch_size // 2)
     steps = s.local_rows // rows
-    some: list[dict[str, Any]] = [
+    settings: list[dict[str, Any]] = [
         dict(activation_checkpointing=True),
         dict(per_device_train_batch_size=rows, gradient_accumulation_steps=steps),
         dict(share_value_trunk=True),
@@ -511,7 +511,7 @@ def _changes(s: PPOSetup) -> dict[str, dict[str, Any]]:
         dict(num_processes=2 * n if n > 1 else 1),
     ]
     typed = lambda changed: " ".join(f"--{name} {value}" for name, value in changed.items())
-    changes = {typed(changed): changed for changed in some}
+    changes = {typed(changed): changed for changed in settings}
     for layout in LAYOUTS[LAYOUTS.index(s.layout) + 1 :] if n > 1 else ("zero3",):
         more = {} if n > 1 else dict(num_processes=8)
         if layout == "zero3" and s.offload_frozen:
@@ -609,8 +609,8 @@ def _phase(setup: PPOSetup, name: str) -> dict[str, float]:
     if name != "update":
         rows["gradients"] *= 0.5 if setup.layout == "ddp" else 0  # its buckets are never freed
     if name == "score" and setup.offload_frozen:  # the largest is placed while it runs
-        whole = [_unit(m) / n if setup.layout == "fsdp2" else m.params for m in setup.sizes[2]]
-        rows["frozen"] = setup.frozen_width * max(whole, default=0)
+        placed = [_unit(m) / n if setup.layout == "fsdp2" else m.params for m in setup.sizes[2]]
+        rows["frozen"] = setup.frozen_width * max(placed, default=0)
     needs = dict(rollout=_rollout, score=_score, update=_update)[name](setup)
     moving = dict(copies=_copies(setup, name), gathered=gathered(setup, name)) | needs
     lost = FRAGMENTS * sum(moving.values()) + CONTEXT + (NCCL if n > 1 else 0)

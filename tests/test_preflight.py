@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from subprocess import TimeoutExpired
@@ -23,6 +24,7 @@ from rlhf_nb.diagnose.checks import Check, Checks, Finding, Rung, climb, not_her
 from rlhf_nb.diagnose.preflight import LADDER, Price, checked_pairs, preflight
 from rlhf_nb.diagnose.rungs_update import wanted_token
 from rlhf_nb.diagnose.subject import Subject, text_in
+from rlhf_nb.engines import CachedEngine
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.trainer import PPOTrainer
 
@@ -209,6 +211,19 @@ def test_it_says_its_price_first(ppo, capsys):
 
 def pairs(good: str, bad: str) -> list[dict[str, str]]:
     return [dict(prompt="abc", chosen=good, rejected=bad)] * 4
+
+
+# catches: a preflight of an engine of the user's own that looks at the package's sampler
+def test_the_engine_that_samples_is_what_is_looked_at(ppo):
+    class Greedy(CachedEngine):
+        def generate(self, ids, mask, settings):
+            return super().generate(ids, mask, replace(settings, temperature=0.01))
+
+    trainer = ppo()
+    looked_at = rungs("data: ", "log-probs: sampling")
+    assert preflight(trainer, rungs=looked_at, quiet=True)["log-probs: sampling"].passed
+    trainer.engine = Greedy(8)
+    assert not preflight(trainer, rungs=looked_at, quiet=True)["log-probs: sampling"].passed
 
 
 # catches: pairs that are not read, or the wrong way round

@@ -59,14 +59,14 @@ def layout_of(options: Namespace) -> tuple[str, int]:
     if is_on("ACCELERATE_USE_DEEPSPEED"):
         launched = f"zero{env.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', '2')}"
     if "WORLD_SIZE" in env:
-        there: dict[str, Any] = dict(layout=launched, num_processes=int(env["WORLD_SIZE"]))
-        for name, value in there.items():
+        running: dict[str, Any] = dict(layout=launched, num_processes=int(env["WORLD_SIZE"]))
+        for name, value in running.items():
             if (given := getattr(options, name)) not in (None, value):
                 raise ValueError(
                     f"--{name} is {given} and the launcher has {value}: leave out the option, or "
                     "the launcher."
                 )
-        return launched, there["num_processes"]
+        return launched, running["num_processes"]
     if launched == "alone" and (options.num_processes or 1) > 1:
         launched = "ddp"
     layout = options.layout or launched

@@ -289,6 +289,8 @@ class Subject:
             made.pair.value.load_state_dict(pair.value.state_dict())
         if given.ref_model is None:  # the policy has moved since, and its adapter with it
             made.ref_model, made.reference = None, made.adapter_off
+        if type(given.engine) is not type(made.engine):  # one of the user's own; it is synced anew
+            made.engine = given.engine
         same_dropout(made.pair, given.pair)
         made.controller.value = given.controller.value
         made.moments = copy.deepcopy(given.moments)

@@ -302,6 +302,8 @@ class Layout:
 
     def most(self, n: int) -> int:
         "The largest of the ranks' counts."
+        if self.processes == 1:  # no tensor, for which a GPU would wait
+            return n
         return int(self.largest(torch.tensor([n], device=self.device)))
 
     # ---- frozen models ----

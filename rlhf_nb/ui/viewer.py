@@ -47,6 +47,7 @@ from rlhf_nb.ui.run_files import (
     run_suspects,
     spread,
     suspects_of,
+    two_views,
 )
 from rlhf_nb.ui.viz import signal_table, token_strip, token_strips
 from rlhf_nb.ui.what_if import check_chosen
@@ -436,8 +437,8 @@ class RunBrowser:
             )
             chosen = fewer
         suspects = suspects_of(self.run, chosen)
-        odd_run = any(one.sentence.startswith(("Alarm", "Jump")) for one in suspects)
-        if len(log) >= 6 and not odd_run:  # an alarm compares two means of three updates
+        alarms = of_run or two_views(self.run.numbers(chosen))
+        if len(log) >= 6 and not alarms:  # an alarm compares two means of three updates
             said = f"{NO_ALARM} {said}".strip()
         theirs = sorted({nearest(list(self.other.files), u) for u in chosen}) if self.other else []
         listed = self.updates(chosen, theirs)

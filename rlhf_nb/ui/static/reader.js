@@ -381,7 +381,7 @@ export const reader = (root, source) => {
     down.ariaLabel = at.down ? "descending" : "ascending";
     const all = pack.of === pack.rows.length ? pack.of : `the ${pack.rows.length} of ${pack.of} that are kept here`;
     count.textContent = (list.length ? `${list.length} of ${all}` : "No episode is left.")
-      + (pack.groups.length ? `; ${pack.groups.length} groups of one prompt, ${alike || "none"} with equal scores (=)` : "");
+      + (pack.groups.length ? `; ${pack.groups.length} group${pack.groups.length === 1 ? "" : "s"} of one prompt, ${alike || "none"} with equal scores (=)` : "");
     const scale = pack.scales.score ??= scaleOf([pack.rows.map(row => row.score)]);
     drawRest = inSight(rows, list, list.findIndex(row => row.id === at.row) + SIGHT, row => lineOf(row, scale));
   };
