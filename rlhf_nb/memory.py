@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 
 from .base.fields import Count, Positive, check_fields
 from .base.lower_layers import frozen_layers
-from .base.without_data import FakeTensorMode
+from .base.without_data import without_data
 from .models import inside, with_adapter
 
 GIB = 2**30  # about what GPUs are sold as: 80 "GB" are 80 GiB, minus what the driver uses
@@ -172,7 +172,7 @@ def token_bytes(
         body.config.layer_types = 2 * (getattr(body.config, "layer_types", None) or [])
     del layers[:]
     try:
-        with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=form.autocast):
+        with without_data(), torch.autocast("cpu", torch.bfloat16, enabled=form.autocast):
             for part in [*body.modules(), *one.modules()]:
                 for name, x in [*part.named_parameters(recurse=False)]:
                     new = torch.empty(x.shape, dtype=dtype)

@@ -4,6 +4,13 @@ Private names used here: `torch._subclasses`, the module of `FakeTensorMode`, on
 and torch.export trace a model; torch has no public module for it.
 """
 
+from contextlib import AbstractContextManager
+
 from torch._subclasses import FakeTensorMode
 
-__all__ = ["FakeTensorMode"]
+__all__ = ["without_data"]
+
+
+def without_data() -> AbstractContextManager:
+    "While it lasts, every new tensor has a type and a shape, and no data."
+    return FakeTensorMode()
