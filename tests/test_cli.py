@@ -1189,19 +1189,17 @@ def test_view(ppo, capsys, monkeypatch):
     assert code == 0 and out.count("stopped") + out.count("cut off") == 3 * len(r)
 
 
-# catches: a demo without its report, or with it alone
-def test_view_of_a_demo_is_its_report_too(ppo, capsys, monkeypatch):
-    import rlhf_nb.ui.report
-
+# catches: a demo whose page leaves out what it came to; a second page beside it
+def test_the_page_of_a_demo_begins_with_its_result(ppo, capsys):
     ppo(save_rollouts=True, output_dir=str(Path("run/ppo").resolve())).train()
     capsys.readouterr()
     Path("run/settings.json").write_text("{}")
-    monkeypatch.setattr(rlhf_nb.ui.report, "report", lambda folder: Path(folder) / "report.html")
-    code, out, _ = say(capsys, "view run --no-browser")
-    assert (code, out) == (
-        0,
-        "rlhf-nb view: run/report.html\nrlhf-nb view: run/rollouts.html\n",
-    ) and Path("run/rollouts.html").is_file()
+    code, out, _ = say(capsys, "view run --no-browser --output result.html")
+    assert (code, out) == (0, "rlhf-nb view: result.html\n") and not list(
+        Path("run").glob("*.html")
+    )
+    page = Path("result.html").read_text()
+    assert page.index("<h1>Run run</h1>") < page.index("No verdict yet") < page.index('id="app"')
 
 
 # ---- Help ----

@@ -46,7 +46,7 @@ TINY = dict(
     evaluations=1,
     threads=1,
 )
-PROMISED = """settings.json metrics.jsonl results.json rollouts.html report.html completions/sft.csv completions/ppo.csv pairs/dataset_dict.json
+PROMISED = """settings.json metrics.jsonl results.json rollouts.html completions/sft.csv completions/ppo.csv pairs/dataset_dict.json
 sft/model.safetensors sft/config.json sft/tokenizer.json reward/model.safetensors reward/config.json reward/tokenizer.json reward/report.json
 ppo/model.safetensors ppo/config.json ppo/tokenizer.json ppo/generation_config.json ppo/README.md ppo/rollouts/update-00000.safetensors ppo/rollouts/update-00002.safetensors""".split()
 
@@ -138,15 +138,17 @@ def test_a_run_leaves_what_is_promised(run):
         and not list(folder.glob("*.partial"))
     )
     assert memory < 2 * 2**30
-    assert "<html" in (folder / "report.html").read_text().lower()
+    page = (folder / "rollouts.html").read_text()
+    assert (
+        page.index("points</p>") < page.index('id="app"') and not (folder / "report.html").exists()
+    )
     assert len(list(csv.reader(open(folder / "completions" / "ppo.csv")))) == 1 + TINY["eval_posts"]
     assert len(out.splitlines()) < 80
     end = out.splitlines()[-3:]
     assert end[0].startswith("All stages: ") and "What to do next" in end[0]
-    assert end[1] == f"  open {folder / 'report.html'}" and end[2] == f"  rlhf-nb view {folder}"
+    assert end[1] == f"  open {folder / 'rollouts.html'}" and end[2] == f"  rlhf-nb view {folder}"
     assert "3 of 40 test posts, near-greedy" in out and "model response" not in out
     assert "Sampled, temperature 1: " in out and out.count("Bad form: ") == 2
-    assert "rollouts.html" in (folder / "report.html").read_text()
     assert [
         len(Rollout.load(path)) for path in sorted((folder / "ppo" / "rollouts").iterdir())
     ] == [16, 16, 16]

@@ -58,7 +58,7 @@ def printed(frame, width=80, encoding="utf-8"):
     raw = io.BytesIO()
     stream = Ascii(raw, encoding=encoding)
     console = Console(file=stream, width=width, force_terminal=False)
-    print_end(console, RESULTS, frame, 47.2, Path("my run"), Path("my run/report.html"))
+    print_end(console, RESULTS, frame, 47.2, Path("my run"), Path("my run/rollouts.html"))
     stream.flush()
     return raw.getvalue().decode(encoding)
 
@@ -70,7 +70,7 @@ def test_the_end_is_one_screen(world):
     assert len(lines) < 60 and "3 of 30 test posts" in text
     assert lines[-3:] == [
         "All stages: 47.2 s. What to do next:",
-        "  open my run/report.html",
+        "  open my run/rollouts.html",
         "  rlhf-nb view 'my run'",
     ]
     told = " ".join(text.split())

@@ -29,9 +29,9 @@ from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.shaping import penalize_missing_eos, shape_rewards
 from rlhf_nb.training.metrics import in_order
 from rlhf_nb.ui.episodes import ONE_WAY, Shown, paler
-from rlhf_nb.ui.html import asset, spaced
+from rlhf_nb.ui.html import asset, element, spaced, themed_page
 from rlhf_nb.ui.reader import packed_update
-from rlhf_nb.ui.report import curve_panels, logged_panels, report
+from rlhf_nb.ui.report import curve_panels, demo_report, logged_panels
 from rlhf_nb.ui.run_files import ppo_lines, rollout_files
 from rlhf_nb.ui.run_view import Run, episodes_markup
 from rlhf_nb.ui.viewer import browse, view
@@ -703,11 +703,14 @@ def read_page(path):
     assert not any(
         name in attributes
         for _, attributes in page.seen
-        for name in ("src", "href", "onerror", "onload", "onclick")
+        for name in ("onerror", "onload", "onclick")
     )
+    # what stands above a demo's episodes has pictures in their own address, and links to its parts
+    for name, start in (("src", "data:image/svg+xml;base64,"), ("href", "#s")):
+        given = [attributes[name] for _, attributes in page.seen if name in attributes]
+        assert all(one.startswith(start) for one in given)
     assert (
-        not {tag for tag, _ in page.seen}
-        & {"img", "link", "iframe", "object", "embed", "base", "form"}
+        not {tag for tag, _ in page.seen} & {"link", "iframe", "object", "embed", "base", "form"}
         and "url(" not in text
         and "@import" not in text
     )
@@ -1010,14 +1013,15 @@ def whole(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("whole") / "my run", curves=True)
 
 
+def result_of(folder):
+    "What stands above the rollouts of a demo, looked at as a page of its own."
+    return check_page(themed_page("x", element("h1", "x"), demo_report(folder)))
+
+
 def test_report_has_it_all(whole):
-    path = report(whole)
-    assert path == whole / "report.html"
-    reader = check_page(path.read_text(encoding="utf-8"))
+    reader = result_of(whole)
     text = reader.text
-    assert "Run report: my run" in text and "missing" not in {
-        a.get("class") for _, a in reader.seen
-    }
+    assert "missing" not in {a.get("class") for _, a in reader.seen}
     assert [head for level, head in reader.heads if level == 2] == [
         "Best and worst",
         "Results",
@@ -1065,8 +1069,7 @@ def test_report_has_it_all(whole):
 
 def test_report_pictures_fetch_nothing(whole):
     svgs = [
-        base64.b64decode(a["src"].partition(",")[2]).decode()
-        for a in check_page((whole / "report.html").read_text()).all("img")
+        base64.b64decode(a["src"].partition(",")[2]).decode() for a in result_of(whole).all("img")
     ]
     assert len(svgs) == 9
     for svg in svgs:
@@ -1080,16 +1083,14 @@ def test_report_pictures_fetch_nothing(whole):
 
 def test_report_is_the_same_each_time(run):
     # catches: dates, random ids, an order that depends on hashing
-    assert report(run).read_bytes() == report(str(run)).read_bytes()
+    pages = [browse(run).save_html(run / name).read_bytes() for name in ("a.html", "b.html")]
+    assert pages[0] == pages[1]
 
 
 def test_report_is_no_wider_open_to_hostile_text(run, tmp_path):
     # catches: one place that forgets to escape: the tags of the page must not depend on the texts
     evil = write_run(tmp_path / "<b>evil & co", lambda text: text + HOSTILE)
-    reader, calm = (
-        check_page(report(evil).read_text(encoding="utf-8")),
-        check_page(report(run).read_text()),
-    )
+    reader, calm = (read_page(browse(x).save_html(tmp_path / "x.html"))[0] for x in (evil, run))
     assert skeleton(reader) == skeleton(calm)
     assert reader.text.count("<script>alert(1)</script>") > 40 and "<b>evil & co" in reader.text
 
@@ -1098,7 +1099,6 @@ PIECES = {
     "metrics.jsonl": "No curves yet",
     "results.json": "No verdict yet",
     "completions": "No completions yet",
-    "ppo": "No rollouts were kept",
 }
 
 
@@ -1106,7 +1106,7 @@ PIECES = {
 def test_missing_pieces_are_said(run, piece):
     path = run / piece
     path.rename(run.parent / "gone")
-    reader = check_page(report(run).read_text())
+    reader = result_of(run)
     assert PIECES[piece] in reader.text
     missing = sum(a.get("class") == "missing" for _, a in reader.seen)
     assert missing == {"results.json": 3}.get(piece, 1)
@@ -1114,39 +1114,23 @@ def test_missing_pieces_are_said(run, piece):
 
 def test_a_run_that_has_just_begun(tmp_path):
     (tmp_path / "settings.json").write_text("{}")
-    assert (
-        len(
-            [
-                a
-                for _, a in check_page(report(tmp_path).read_text()).seen
-                if a.get("class") == "missing"
-            ]
-        )
-        == 6
-    )
+    assert len([a for _, a in result_of(tmp_path).seen if a.get("class") == "missing"]) == 5
     (tmp_path / "metrics.jsonl").write_text(
         '{"stage": "world", "event": "done", "seconds": 2}\n{"stage": "sft", "st'
     )  # killed in the middle of a line
-    assert "No verdict yet" in check_page(report(tmp_path).read_text()).text
-
-
-def test_what_is_no_run_is_refused(tmp_path):
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ValueError, match="rlhf-nb demo.*no settings.json and no results.json"):
-            report(folder)
-    assert not list(tmp_path.iterdir())
+    assert "No verdict yet" in result_of(tmp_path).text
 
 
 def test_a_damaged_file_is_named(run):
     (run / "results.json").write_text('{"reward": ')
     with pytest.raises(ValueError, match=r"results\.json is damaged.*run its stage again"):
-        report(run)
+        demo_report(run)
     (run / "results.json").unlink()
     (run / "completions" / "ppo.csv").write_text("query,model response\na,b\n")
     with pytest.raises(
         ValueError, match=r"ppo\.csv lacks the columns \['gold', 'reference', 'score'\]"
     ):
-        report(run)
+        demo_report(run)
 
 
 @pytest.mark.parametrize(
@@ -1168,21 +1152,21 @@ def test_the_verdict(run, sft, ppo, said):
         judged("sft", 0.01, sum(sft) / 2, *sft),
     ]
     (run / "results.json").write_text(json.dumps(dict(verdict=rows)))
-    text = check_page(report(run).read_text()).text.split("Results")[0]
+    text = result_of(run).text.split("Results")[0]
     assert said in text and "On the same posts" not in text
     paired = [dict(temperature=t, difference=t / 10, low=-t, high=t) for t in (1.0, 0.01)]
     (run / "results.json").write_text(json.dumps(dict(verdict=rows, paired=paired)))
-    text = check_page(report(run).read_text()).text.split("Results")[0]
+    text = result_of(run).text.split("Results")[0]
     assert "PPO less SFT: +0.1 points (95 % paired interval −1.0 to +1.0)" in text
     assert "That is for this one run; between training seeds" in text
     (run / "results.json").write_text(json.dumps(dict(verdict=rows[2:])))
-    assert "No verdict yet" in check_page(report(run).read_text()).text
+    assert "No verdict yet" in result_of(run).text
 
 
 def test_completions_stand_beside_the_right_post(run):
     # catches: posts sorted, joined by text alone (each query is there twice), the worst ones picked
     # upside down
-    reader = check_page(report(run).read_text())
+    reader = result_of(run)
     best, worst, *cards = [
         table for table in reader.tables if table[0] == ["From", "Summary", "Score", "Gold"]
     ]
@@ -1202,7 +1186,7 @@ def test_completions_stand_beside_the_right_post(run):
     pd.read_csv(run / "completions" / "ppo.csv")[:3].to_csv(
         run / "completions" / "ppo.csv", index=False
     )
-    reader = check_page(report(run).read_text())
+    reader = result_of(run)
     cards = [
         table[1:] for table in reader.tables if table[0] == ["From", "Summary", "Score", "Gold"]
     ]  # the best and the worst first
@@ -1227,7 +1211,7 @@ def test_completions_keep_odd_texts(run):
     )
     frame.to_csv(run / "completions" / "sft.csv", index=False)
     frame[:2].iloc[::-1].to_csv(run / "completions" / "ppo.csv", index=False)
-    reader = check_page(report(run).read_text())
+    reader = result_of(run)
     cards = [
         table[1:] for table in reader.tables if table[0] == ["From", "Summary", "Score", "Gold"]
     ]  # the best and the worst first
@@ -1240,21 +1224,7 @@ def test_completions_keep_odd_texts(run):
         2,
     ] and "lost points on no other post" in reader.text
     (run / "completions" / "ppo.csv").unlink()
-    assert "Only one of the two models" in check_page(report(run).read_text()).text
-
-
-# catches: the last one twice, updates in the order of the folder, a page that is not there, an
-# update that the page does not have, another file of that name
-def test_rollouts_are_read_in_the_page_beside_the_report(run):
-    text = check_page(report(run).read_text()).text
-    assert "5 updates were kept. rlhf-nb view . writes the page" in text
-    (run / "rollouts.html").write_text("<p>mine</p>")
-    assert "5 updates were kept" in Reader(report(run).read_text()).text
-    for updates, linked in (([0, 4], (0, 4)), (24, (0, 2, 4))):
-        browse(run).save_html(run / "rollouts.html", updates)
-        links = [a["href"] for a in Reader(report(run).read_text()).all("a")]
-        wanted = [f"rollouts.html#update={u}" for u in linked]
-        assert [x for x in links if "update=" in x] == wanted
+    assert "Only one of the two models" in result_of(run).text
 
 
 # catches: two meanings of “episode” in one text, a number near zero that is written as zero, a
@@ -1284,9 +1254,9 @@ def test_the_report_has_no_colours_of_its_own():
     assert set(re.findall(r"var\(--([\w-]+)\)", style)) <= theme
 
 
-# catches: a second page for a run that no judge has read, a refusal without the way on; a page of
-# `rlhf-nb view` that keeps quiet about a jump, or that there was none, or lacks one end of the run
-def test_a_run_of_ones_own_has_one_page(tmp_path, capsys):
+# catches: a result of a run that no judge has read; a page of `rlhf-nb view` that keeps quiet about a
+# jump, or that there was none, or lacks one end of the run
+def test_a_run_of_ones_own_has_no_result(tmp_path):
     write_run(tmp_path)
     for name in ("settings.json", "results.json"):
         (tmp_path / name).unlink()
@@ -1299,10 +1269,8 @@ def test_a_run_of_ones_own_has_one_page(tmp_path, capsys):
             for u, x in enumerate(kl)
         ]
         (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-        with pytest.raises(ValueError, match=f"rlhf-nb view {tmp_path}"):
-            report(tmp_path)
         view_command([str(tmp_path), "--no-browser"])
-        _, data = read_page(tmp_path / "rollouts.html")
+        page, data = read_page(tmp_path / "rollouts.html")
         told = [one["sentence"] for one in data["suspects"] if one["row"] is None]
         assert [x.startswith(one) for x, one in zip(told, odd, strict=True)] == [True] * len(odd), (
             told
@@ -1311,4 +1279,4 @@ def test_a_run_of_ones_own_has_one_page(tmp_path, capsys):
         assert [curve["name"] for curve in data["curves"]] == ["raw score", "KL"]
         shown = [one["update"] for one in data["updates"]]
         assert {min(shown), max(shown)} == {min(u := rollout_files(tmp_path)), max(u)}
-    assert not (tmp_path / "report.html").exists() and "report" not in capsys.readouterr().out
+        assert demo_report(tmp_path) == "" and not page.all("img")

@@ -170,8 +170,8 @@ def check(versions: str, python: str, folder: Path) -> dict[str, float]:
         sys.exit(f"wheel_check: {LIB} was imported from {place.strip()}, not from the wheel")
     with timed("rlhf-nb demo --quick", times):
         run(bin / "rlhf-nb", "demo", "--quick", cwd=elsewhere, env=bare)
-    if not list(elsewhere.rglob("report.html")):
-        sys.exit("wheel_check: the demo ended without an error, and wrote no report.html")
+    if not list(elsewhere.rglob("rollouts.html")):
+        sys.exit("wheel_check: the demo ended without an error, and wrote no rollouts.html")
     return times
 
 

@@ -8,8 +8,6 @@ from contextlib import AbstractContextManager
 
 from torch._subclasses import FakeTensorMode
 
-__all__ = ["without_data"]
-
 
 def without_data() -> AbstractContextManager:
     "While it lasts, every new tensor has a type and a shape, and no data."

@@ -48,9 +48,9 @@ class DemoArguments:
 ABOUT = About(
     usage="demo [--OPTION VALUE ...]",
     text="Supervised fine-tuning, a reward model and PPO on a small world of posts, and the "
-    "verdict of a judge who knows the truth. It needs nothing, and writes the models, the "
-    "rollouts, results.json and a report into its folder. Run it again and it reuses finished "
-    "stages.",
+    "verdict of a judge who knows the truth. It needs nothing, and writes the models, results.json "
+    "and one page with the result and the rollouts into its folder. Run it again and it reuses "
+    "finished stages.",
     examples=("rlhf-nb demo --quick", "rlhf-nb demo --kl_coef 0 --output_dir runs/no_kl"),
 )
 
@@ -78,7 +78,6 @@ def stages(run: DemoRun) -> dict[str, Any]:
 
     from rlhf_nb.cli import demo_stages
     from rlhf_nb.cli.demo_log import print_end
-    from rlhf_nb.ui.report import report
     from rlhf_nb.ui.verdict import completions_of_run
     from rlhf_nb.ui.viewer import browse
 
@@ -99,9 +98,9 @@ def stages(run: DemoRun) -> dict[str, Any]:
             demo_stages.judge_stage(run, world, tokenizer)
     results = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
     logs, folder = run.logs(), run.folder
-    browse(folder).save_html(folder / "rollouts.html")
+    page = browse(folder).save_html(folder / "rollouts.html")
     seconds = sum(line["seconds"] for line in logs if line.get("event") == "done")
-    print_end(run.console, results, completions_of_run(folder), seconds, folder, report(folder))
+    print_end(run.console, results, completions_of_run(folder), seconds, folder, page)
     return results
 
 

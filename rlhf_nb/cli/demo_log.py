@@ -98,7 +98,7 @@ def print_end(
     frame: pd.DataFrame,  # of `completions_of_run`
     seconds: float,  # of all stages, in whichever call they ran
     folder: Path,
-    page: Path,  # the report
+    page: Path,  # its result and its rollouts
 ) -> None:
     "Three posts, the gain, the time and the two next steps."
     console.print(posts_table(frame, console))

@@ -109,7 +109,6 @@ FILES = (
     "metrics.jsonl",
     "results.json",
     "rollouts.html",
-    "report.html",
 )
 MARK = "demo.json"  # names the run that wrote a folder
 

@@ -59,8 +59,8 @@ ABOUT = About(
     text="Opens a run's rollouts. It needs a folder of `rlhf-nb ppo --save_rollouts` or of "
     "`rlhf-nb demo`; or a file, or a folder with a file an update, that trl, verl, OpenRLHF or "
     "NeMo-RL wrote; or any JSONL, parquet or CSV with --columns. It writes one static page, "
-    "rollouts.html, and opens it in the browser. For a demo it also writes report.html, unless "
-    "--output is given. --terminal prints and writes nothing.",
+    "rollouts.html, and opens it in the browser. A demo's begins with its result. --terminal "
+    "prints and writes nothing.",
     examples=(
         "rlhf-nb view runs/ppo",
         "rlhf-nb view runs/ppo --terminal --update 3 --episodes 4",
@@ -133,7 +133,6 @@ def view_command(words: Sequence[str]) -> None:
     from rlhf_nb.cli.models import named
     from rlhf_nb.ui.episodes import notes_of
     from rlhf_nb.ui.foreign import parse_columns
-    from rlhf_nb.ui.report import DEMO, report
     from rlhf_nb.ui.run_files import left_out, ranges_of, rollout_files
     from rlhf_nb.ui.viewer import browse
 
@@ -168,8 +167,6 @@ def view_command(words: Sequence[str]) -> None:
         print(f"rlhf-nb view: {told}")
     for note in notes_of(browser.run.rollout((options.update or [last])[-1])):
         print(f"rlhf-nb view: {harmless(note)}")
-    if any((folder / name).is_file() for name in DEMO) and not options.output:
-        print(f"rlhf-nb view: {report(options.run)}")
     opened = options.no_browser or webbrowser.open(page.resolve().as_uri())
     unseen = "" if opened else " (no browser was found: open it yourself)"
     print(f"rlhf-nb view: {harmless(str(page))}{unseen}")

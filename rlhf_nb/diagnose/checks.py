@@ -111,7 +111,7 @@ class Checks:
         ]
 
     def page(self) -> str:
-        "A whole page, in the style of a run's report, with what failed first."
+        "A whole page, in the style of a demo's result, with what failed first."
         from rlhf_nb.ui.html import element, safe_text, section_page
 
         opening = "".join(element("p", safe_text(x)) for x in (self.verdict, self.note) if x)

@@ -287,24 +287,27 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
-def section_page(title: str, lead: str, sections: Mapping[str, str]) -> str:
-    """A whole page without a script: heading, the first section, then the others with links to
-    each."""
+def sections_markup(lead: str, sections: Mapping[str, str]) -> str:
+    "A line, the first section, and the others under headings, with a link to each."
     (first, opening), *others = sections.items()
     links, body = "", ""
     for i, (name, markup) in enumerate(others):
         head = element("h2", escape(name), id=f"s{i}")
         links += element("li", element("a", escape(name), href=f"#s{i}"))
         body += element("section", head, markup, aria_labelledby=f"s{i}")
-    style = asset("theme.css") + asset("report.css")
-    return page_head(visible(title), style) + asset("report.html").format(
-        heading=safe_text(title),
-        lead=safe_text(lead),
-        first=escape(first),
-        opening=opening,
-        links=links,
-        body=body,
+    return (
+        element("p", safe_text(lead), class_="lead")
+        + element("section", opening, aria_label=first)
+        + element("nav", element("ul", links), aria_label="Sections")
+        + body
     )
+
+
+def section_page(title: str, lead: str, sections: Mapping[str, str]) -> str:
+    "A whole page of sections, without a script."
+    head = page_head(visible(title), asset("theme.css") + asset("report.css"))
+    main = element("main", element("h1", safe_text(title)), sections_markup(lead, sections))
+    return f"{head}{element('body', main, class_='rlhf')}</html>"
 
 
 def script_page(

@@ -290,6 +290,7 @@ def write_reader(
     place: Mapping[str, Any],
     plain: str,  # markup for where no script runs
     completed: Mapping[str, Any] | None = None,  # prompt -> rows of the tables of completions
+    above: str = "",  # markup above the episodes: the report of a demo
 ) -> Path:
     "A page that reads episodes without a kernel or a network, written whole or not at all."
     updates = [
@@ -300,8 +301,9 @@ def write_reader(
         "reader.html",
         head["title"],
         SCRIPT,
-        asset("page.css") + STYLE,
+        asset("page.css") + STYLE + f".report {{{asset('report.css')}}}" * bool(above),
         {**head, "updates": updates, "place": dict(place), "completed": completed or {}},
+        above=above,
         plain=breakable(plain),
     )
     write_text_atomic(path, page)

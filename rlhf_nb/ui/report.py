@@ -1,32 +1,27 @@
-"""One page with all that a demo left behind."""
+"""What a demo left behind beside its rollouts: the first screen of its page."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.training.metrics import Metric, in_order
 from rlhf_nb.ui.html import (
-    Html,
     data_table,
     element,
     exact,
     missing_note,
     number_text,
     percent,
-    section_page,
+    sections_markup,
 )
 from rlhf_nb.ui.run_files import (
     log_lines,
     ppo_lines,
     read_json,
-    rollout_files,
 )
 from rlhf_nb.ui.run_view import Run, curves_markup
 from rlhf_nb.ui.verdict import (
@@ -116,70 +111,27 @@ def reward_section(results: Mapping[str, Any]) -> str:
     return element("div", *tables, class_="pair") + element("p", hint)
 
 
-DATA = re.compile(
-    r'<script type="application/json" id="rlhf-reader-data">(.*?)</script>', re.DOTALL
-)
-
-
-def saved_updates(folder: Path) -> list[str]:
-    "The updates in the page that `rlhf-nb view` writes beside the report; none without that page."
-    path = folder / "rollouts.html"
-    found = DATA.search(path.read_text(encoding="utf-8")) if path.is_file() else None
-    listed = json.loads(found[1])["updates"] if found else []
-    return [one["name"] for one in listed if "run" not in one]
-
-
-def rollouts_section(folder: Path) -> str:
-    "Where the first, the middle and the last update can be read, token by token."
-    updates = list(rollout_files(folder))
-    if not updates:
-        return missing_note("No rollouts were kept: train with save_rollouts=True to read them.")
-    kept = saved_updates(folder)
-    picked = sorted({updates[i] for i in (0, (len(updates) - 1) // 2, -1)})
-    link = lambda u: element("a", f"update {u}", href=f"rollouts.html#update={u}")
-    if links := [link(u) for u in picked if str(u) in kept]:
-        return element("p", "What the policy wrote, token by token: ", ", ".join(links), ".")
-    command = element("code", "rlhf-nb view .")
-    text = f"{len(updates):,} updates were kept. {{}} writes the page in which to read them."
-    return element("p", Html(text.format(command)))
-
-
-def next_steps(folder: Path, examples: bool) -> list[str]:
-    "Where to read on: the page of rollouts, or the command that writes it; the posts below."
-    page = element("a", "The rollouts", href="rollouts.html")
-    command = element("code", "rlhf-nb view .") + " in the folder of this report"
-    read = page if (folder / "rollouts.html").is_file() else command
-    below = element("a", "The best and the worst summary", href="#s0") + ", with every fact marked"
-    return [f"{read}: what PPO did to each summary, token by token", *[below] * examples]
-
-
-def report(
-    folder: str | Path,  # of a run: the --output_dir of `rlhf-nb demo`
-) -> Path:  # report.html in that folder
-    """One page with all that a demo left behind: verdict, curves, completions, rollouts. Raises
-    ValueError on any other folder: a run that no judge has read is on the page of `rlhf-nb view`.
-    """
-    folder = Path(folder)
+def demo_report(
+    folder: Path,  # of a run
+) -> str:  # markup; empty where no `rlhf-nb demo` wrote the folder
+    """Result, best and worst, curves and completions of a demo, which stand above its rollouts.
+    What is still to come is said in its place."""
     if not any((folder / name).is_file() for name in DEMO):
-        raise ValueError(
-            f"{folder} is no run of `rlhf-nb demo`: it has no {' and no '.join(DEMO)}. Give the "
-            f"--output_dir of a demo, or read a run of your own with `rlhf-nb view {folder}`."
-        )
+        return ""
     settings, results = read_json(folder / "settings.json"), read_json(folder / "results.json")
     metrics = log_lines(folder / "metrics.jsonl")
     completions = completions_of_run(folder)
     blind = [outcome_sentence(completions), blind_sentence(results.get("reward") or {})]
     examples = examples_section(completions)
     above = best_and_worst(completions) if examples else ()
-    steps = next_steps(folder, bool(examples))
     sections = {
-        "Verdict": headline(results, settings.get("quick", False), steps, blind),
+        "Verdict": headline(results, settings.get("quick", False), blind),
         **({"Best and worst": examples} if examples else {}),
         "Results": verdict_section(results),
         "Curves": curve_panels(metrics),
         "Reward model": reward_section(results),
         "Completions side by side": posts_section(completions, above=above),
-        "Rollouts": rollouts_section(folder),
+        "Rollouts": element("p", "What the policy wrote in each update, token by token."),
     }
     lead = [
         "PPO from preferences on the mini TL;DR world",
@@ -189,7 +141,4 @@ def report(
             if name in settings
         ),
     ]
-    title = f"Run report: {folder.resolve().name}"
-    path = folder / "report.html"
-    write_text_atomic(path, section_page(title, " · ".join(lead), sections))
-    return path
+    return element("div", sections_markup(" · ".join(lead), sections), class_="rlhf report")

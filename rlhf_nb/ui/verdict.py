@@ -166,10 +166,9 @@ def paragraphs(lines: Iterable[str], kind: str = "") -> str:
 def headline(
     results: Mapping[str, Any],  # of results.json
     quick: bool = False,  # whether the run was a small one
-    next_steps: Sequence[str] = (),  # markup, a line each
     blind: Sequence[str] = (),  # what PPO's summaries lack most; what the reward model cannot see
 ) -> str:
-    "The gain at the lowest temperature, what it is, the other temperature, and what to do next."
+    "The gain at the lowest temperature, what it is, and the other temperature."
     both = judged_twice(results)
     if not both:
         return missing_note(
@@ -184,7 +183,6 @@ def headline(
         sentences=paragraphs(filter(None, [*blind[:1], *win_sentences(results), *blind[1:]]))
         + paragraphs(small_print(results, quick), "small"),
         table=gain_table([row for pair in both for row in pair]),
-        next=element("ul", *(element("li", line) for line in next_steps)),
     )
 
 

@@ -28,7 +28,16 @@ from rlhf_nb.ui.episodes import (
 )
 from rlhf_nb.ui.explore import notebook_bundle
 from rlhf_nb.ui.foreign import ForeignRun, is_foreign
-from rlhf_nb.ui.html import Html, contained, element, number_text, percent, safe_prose, safe_text
+from rlhf_nb.ui.html import (
+    Html,
+    contained,
+    element,
+    number_text,
+    percent,
+    safe_prose,
+    safe_text,
+    visible,
+)
 from rlhf_nb.ui.reader import (
     Reader,
     head_of,
@@ -37,6 +46,7 @@ from rlhf_nb.ui.reader import (
     prompt_text,
     write_reader,
 )
+from rlhf_nb.ui.report import demo_report
 from rlhf_nb.ui.run_files import (
     RunFolder,
     Suspect,
@@ -422,7 +432,7 @@ class RunBrowser:
         episodes: int | None = None,  # the first so many of each; None: all, as a what-if needs
     ) -> Path:
         """One file that needs no kernel: some updates with their episodes, the suspects and the
-        curves."""
+        curves; above them the result of a demo."""
         files = list(self.run.files)
         log = log_or_means(self.run)
         of_run = run_suspects(log, counted=self.run.counted)
@@ -461,7 +471,9 @@ class RunBrowser:
         }
         place = dict(signal=self.signal)
         head = self.head(listed, suspects) | dict(said=said)
-        return write_reader(path, head, packed, place, self.plain(), completed)
+        if above := demo_report(self.run.path):
+            head["title"] = visible(f"Run {' and '.join(self.names)}")
+        return write_reader(path, head, packed, place, self.plain(), completed, above)
 
 
 def browse(

@@ -86,6 +86,9 @@ class File:
         self.page.goto(self.url)
         if self.page.locator("#app").count():
             self.page.wait_for_selector("#app:not([hidden])")
+            self.page.evaluate(
+                "document.getElementById('app').scrollIntoView()"
+            )  # keys act in sight
         self.body = Widget(self, self.page.query_selector("body"), 1)
         return self
 
@@ -289,8 +292,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             folder / "rollout.html"
         ),
         run=browse(run).save_html(folder / "run.html"),
-        command=whole / "rollouts.html",
-        report=whole / "report.html",
+        demo=whole / "rollouts.html",
         reward=reward_page(folder / "reward.html", scored_pairs()),
     )
 
@@ -299,8 +301,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 ONE_OF_EACH = pytest.mark.parametrize(
     "kind",
-    # what the command writes is the reader of a run once more
-    ["rollout", "run", pytest.param("command", marks=pytest.mark.slow), "report", "reward"],
+    ["rollout", "run", "demo", "reward"],
 )
 
 
@@ -321,21 +322,20 @@ def test_64_episodes_of_53_tokens_with_all_signals_are_small(
 def test_every_control_of_a_file_is_answered(files: dict[str, Path], read: Callable, kind: str):
     file = read(files[kind])
     assert not (told := nameless([file.body]) + file.body.beyond_tab()), told
-    if kind == "report":
-        return  # it has links alone
     assert len(file.body.controls()) > 2
     assert not (told := file.body.dead()), told
 
 
 # catches: a control, or a box that scrolls and so cuts a line, on paper; a picture on another page
 # than its caption
-@pytest.mark.parametrize("kind", ["rollout", "report"])
+@pytest.mark.parametrize("kind", ["rollout", "demo"])
 def test_a_file_on_paper(files: dict[str, Path], read: Callable, kind: str):
     file = read(files[kind])
     file.press("t")
     file.page.emulate_media(media="print")
     shown = "all => all.filter(e => e.offsetHeight).map(e => e.outerHTML.slice(0, 200))"
-    assert not file.page.locator("main :is(button, select, input, nav)").evaluate_all(shown)
+    controls = "main :is(button:not(.suspects *), select, input, nav)"  # a suspect is a sentence
+    assert not file.page.locator(controls).evaluate_all(shown)
     cut = """all => all.filter(e => e.offsetHeight && getComputedStyle(e).overflow !== 'visible'
         && (e.scrollHeight > e.clientHeight + 1 || e.scrollWidth > e.clientWidth + 1)).map(e => e.className)"""
     assert not file.page.locator("main *").evaluate_all(cut)
@@ -352,8 +352,7 @@ def test_axe_finds_nothing_serious_in_a_file(
     file = read(files[kind])
     for fold in file.page.locator("details > summary").all():
         fold.click()
-    if kind != "report":
-        file.press("w", "t")  # what-if, then the table, opened as well
+    file.press("w", "t")  # what-if, then the table, opened as well
     for scheme, dark in (("light", False), ("dark", True)):
         file.page.emulate_media(color_scheme=scheme)
         ground = file.page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -365,7 +364,7 @@ def test_axe_finds_nothing_serious_in_a_file(
 # catches: a column of gold points or of scores, of which title and legend speak, that a phone does
 # not show; numbers of a table on another edge than their head's
 def test_numbers_of_a_report_are_in_sight_on_a_phone(files: dict[str, Path], read: Callable):
-    file = read(files["report"])
+    file = read(files["demo"])
     file.page.set_viewport_size(dict(width=400, height=800))
     for name in ("Gold", "Score"):
         heads = file.page.get_by_role("columnheader", name=name, exact=True)
@@ -379,6 +378,37 @@ def test_numbers_of_a_report_are_in_sight_on_a_phone(files: dict[str, Path], rea
         /^[+−]?\\d[\\d.,]*( (%|s|min \\d+ s))?$/.test(e.textContent.trim()) && !e.closest('[aria-label^=As]')
         && getComputedStyle(e).textAlign !== 'right').map(e => e.textContent)""")
     assert not left
+
+
+# catches: an arrow that turns episodes that nobody sees, and leaves the result where it is; a link
+# to an episode that ends at the result, one to a part of the result that turns episodes; a reload
+# that jumps
+def test_the_result_of_a_demo_stands_above_its_episodes(files: dict[str, Path], read: Callable):
+    file = read(files["demo"])
+    top, episodes = (lambda: file.page.evaluate("scrollY")), file.page.locator("#app")
+    file.press("n")
+    assert (at := file.episode()) == 2  # after the suspect with which it begins
+    file.page.get_by_role("link", name="Results").click()
+    file.press("n", "t", "ArrowDown")
+    results = file.page.get_by_role("heading", name="Results")
+    expect(results).to_be_in_viewport()
+    expect(episodes).not_to_be_in_viewport()
+    assert file.episode() == at
+    before = top()
+    file.page.reload()
+    file.page.wait_for_selector("#app:not([hidden])")
+    assert abs(top() - before) < 50 and file.episode() == at  # an arrow's scrolling may go on
+    file.page.goto("about:blank")
+    file.page.goto(f"{file.url}#s1")
+    file.page.wait_for_selector("#app:not([hidden])")
+    expect(results).to_be_in_viewport()
+    file.page.goto("about:blank")
+    file.page.goto(f"{file.url}#update=2&episode=3")
+    file.page.wait_for_selector("#app:not([hidden])")
+    expect(episodes).to_be_in_viewport()
+    assert (file.update(), file.episode()) == (2, 3)
+    file.press("n")
+    assert file.episode() == 0
 
 
 # catches: a picture of a page that nobody has looked at

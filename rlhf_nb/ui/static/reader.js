@@ -912,7 +912,7 @@ export const reader = (root, source) => {
     if (list.length && !list.some(row => row.id === at.row)) at.row = list[0].id;
     for (const put of rings) put(source.updates[at.update].update);
     draw();
-    if (source.address) setTimeout(() => { if (location.hash !== address()) history.replaceState(null, "", address()); });
+    if (source.address) setTimeout(() => { if (location.hash !== address()) history.replaceState("read", "", address()); });
     if (moved) source.ahead?.(at.update);
     source.moved?.({ ...at });
   };
@@ -952,7 +952,8 @@ export const reader = (root, source) => {
   });
   if (source.address) {
     document.addEventListener("keydown", e => {  // a key that is answered is not typed into the field that it opens
-      if (e.target === document.body && !root.dispatchEvent(new KeyboardEvent("keydown", e))) e.preventDefault();
+      const inSight = root.getBoundingClientRect().top < innerHeight / 2;  // else arrows scroll what is above
+      if (inSight && e.target === document.body && !root.dispatchEvent(new KeyboardEvent("keydown", e))) e.preventDefault();
     });
     addEventListener("hashchange", () => { if (location.hash !== address()) visit(); });
   }
@@ -1024,9 +1025,11 @@ export default {
 
 const kept = document.getElementById("rlhf-reader-data");
 if (kept) {
-  const root = document.getElementById("app");
+  const root = document.getElementById("app"), report = document.querySelector(".report");
+  const linked = report && location.hash.includes("=") && !history.state;  // to an episode; a reload stays where it was
   reader(root, { ...fromFile(JSON.parse(kept.textContent)), address: true }).ready.then(() => {
     document.getElementById("plain")?.remove();
     root.hidden = false;
+    if (linked) root.scrollIntoView();
   });
 }
