@@ -1383,17 +1383,12 @@ def test_hostile_text_under_a_reward_model(tmp_path: Path, read: Callable, axe: 
 
 # catches: text that becomes markup, runs, fetches, ends the data of a page, reorders its
 # neighbours, or makes the page scroll sideways
-@pytest.mark.parametrize(
-    "kind", ["rollout", "run", pytest.param("command", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kind", ["rollout", "run"])
 def test_hostile_text_in_a_file(tmp_path: Path, read: Callable, axe: str, kind: str):
     run = run_of(tmp_path / SCRIPT.replace("/", "_")[:60], 3, hostile)
-    if kind == "command":
-        view_command([str(run), "--no-browser"])
     path = {
         "rollout": lambda: view(hostile()).save_html(tmp_path / "evil.html"),
         "run": lambda: browse(run).save_html(tmp_path / "run.html"),
-        "command": lambda: run / "rollouts.html",
     }[kind]()
     file = read(path)
     for fold in file.page.locator("details > summary").all():
