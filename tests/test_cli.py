@@ -1193,7 +1193,7 @@ def test_view(ppo, capsys, monkeypatch):
 def test_the_page_of_a_demo_begins_with_its_result(ppo, capsys):
     ppo(save_rollouts=True, output_dir=str(Path("run/ppo").resolve())).train()
     capsys.readouterr()
-    Path("run/settings.json").write_text("{}")
+    Path("run/demo.json").write_text("{}")
     code, out, _ = say(capsys, "view run --no-browser --output result.html")
     assert (code, out) == (0, "rlhf-nb view: result.html\n") and not list(
         Path("run").glob("*.html")

@@ -938,6 +938,7 @@ def write_run(folder, word=lambda text: text, updates=5, curves=False):
     PPO's log has one metric."""
     (folder / "completions").mkdir(parents=True)
     (folder / "ppo" / "rollouts").mkdir(parents=True)
+    (folder / "demo.json").write_text('{"demo": "a1b2"}')
     (folder / "settings.json").write_text(
         json.dumps(
             {
@@ -1113,7 +1114,7 @@ def test_missing_pieces_are_said(run, piece):
 
 
 def test_a_run_that_has_just_begun(tmp_path):
-    (tmp_path / "settings.json").write_text("{}")
+    (tmp_path / "demo.json").write_text("{}")
     assert len([a for _, a in result_of(tmp_path).seen if a.get("class") == "missing"]) == 5
     (tmp_path / "metrics.jsonl").write_text(
         '{"stage": "world", "event": "done", "seconds": 2}\n{"stage": "sft", "st'
@@ -1258,8 +1259,8 @@ def test_the_report_has_no_colours_of_its_own():
 # jump, or that there was none, or lacks one end of the run
 def test_a_run_of_ones_own_has_no_result(tmp_path):
     write_run(tmp_path)
-    for name in ("settings.json", "results.json"):
-        (tmp_path / name).unlink()
+    (tmp_path / "demo.json").unlink()
+    (tmp_path / "results.json").write_text("[]")  # of another tool
     for last, odd in ((9.0, ["Jump. Update 5: KL went from 1.2 to 9"]), (1.2, []), (1.3, [])):
         for file in (tmp_path / "ppo" / "rollouts").glob("*") if last == 1.3 else ():
             Rollout.load(file).with_(engine_logprobs=None).save(file)  # an alarm of both samplers

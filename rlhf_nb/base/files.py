@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+DEMO_MARK = "demo.json"  # in a folder that `rlhf-nb demo` wrote: the name of that run
+
 
 def write_text_atomic(
     path: str | Path,

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from rlhf_nb.base.fields import Count, NotNegative, Positive, Seed, check_fields, setting
-from rlhf_nb.base.files import append_jsonl, read_jsonl, write_text_atomic
+from rlhf_nb.base.files import DEMO_MARK, append_jsonl, read_jsonl, write_text_atomic
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,6 @@ FILES = (
     "results.json",
     "rollouts.html",
 )
-MARK = "demo.json"  # names the run that wrote a folder
 
 
 class DemoRun:
@@ -124,7 +123,7 @@ class DemoRun:
             self.clear()
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.name:
-            write_text_atomic(self.folder / MARK, json.dumps(dict(demo=uuid.uuid4().hex)))
+            write_text_atomic(self.folder / DEMO_MARK, json.dumps(dict(demo=uuid.uuid4().hex)))
         path, kept = self.folder / "settings.json", self.kept_settings()
         before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else kept
         if before != kept:
@@ -142,7 +141,7 @@ class DemoRun:
     @property
     def name(self) -> str:
         "What marks this folder as a demo's; empty where nothing does."
-        mark = self.folder / MARK
+        mark = self.folder / DEMO_MARK
         return json.loads(mark.read_text(encoding="utf-8"))["demo"] if mark.is_file() else ""
 
     def stage_of(self, name: str) -> tuple[str, dict[str, Any]]:

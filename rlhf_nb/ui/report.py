@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from rlhf_nb.base.files import DEMO_MARK
 from rlhf_nb.training.metrics import Metric, in_order
 from rlhf_nb.ui.html import (
     data_table,
@@ -34,8 +35,6 @@ from rlhf_nb.ui.verdict import (
     posts_section,
     stretch,
 )
-
-DEMO = ("settings.json", "results.json")  # which `rlhf-nb demo` writes, and no other run
 
 
 def logged_panels(frame: pd.DataFrame) -> list[Metric]:
@@ -116,7 +115,7 @@ def demo_report(
 ) -> str:  # markup; empty where no `rlhf-nb demo` wrote the folder
     """Result, best and worst, curves and completions of a demo, which stand above its rollouts.
     What is still to come is said in its place."""
-    if not any((folder / name).is_file() for name in DEMO):
+    if not (folder / DEMO_MARK).is_file():
         return ""
     settings, results = read_json(folder / "settings.json"), read_json(folder / "results.json")
     metrics = log_lines(folder / "metrics.jsonl")
