@@ -27,11 +27,12 @@ if sys.prefix != sys.base_prefix:
 # A quarter of a minute or more each, the longest first (`--durations=0` tells), and what is long among
 # the slow. They begin, so that at the end no worker waits for one of them; the Makefile keeps this
 # order (--no-loadscope-reorder).
-LONG = """test_docs test_checks test_trained test_published_faults test_two_processes test_killed
-test_trimming test_engines test_replay test_cli test_trainer test_demo test_write_the_loop
-test_estimators test_docstrings test_your_own test_preflight test_resume test_sft test_dashboard
-test_evaluate test_preflight_bugs test_scripts test_two_processes_killed test_reward test_two_nodes
-test_recipes_launch test_two_processes_supervised test_two_processes_parts""".split()
+LONG = """test_docs test_kept_explorers test_preflight_bugs test_checks test_trained
+test_published_faults test_two_processes test_killed test_preflight_healthy test_pages test_trimming
+test_engines test_replay test_cli test_trainer test_demo test_write_the_loop test_estimators
+test_docstrings test_your_own test_preflight test_resume test_sft test_dashboard test_evaluate
+test_scripts test_two_processes_killed test_reward test_two_nodes test_recipes_launch
+test_two_processes_supervised test_network test_two_processes_parts""".split()
 # A test that uses one of these is slow: the site takes a minute and a half to build.
 SLOW_FIXTURES = {"builds"}
 
