@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo dev real quick test check-tree check-widgets check-notebooks check-readme check-tests check-browser browser readme docs bench clean lint format check-wheel check-oldest
+.PHONY: help demo dev real quick test size check-tree check-widgets check-notebooks check-readme check-tests check-browser browser readme docs bench clean lint format check-wheel check-oldest
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -42,12 +42,15 @@ quick: lint  ## while you work: lint, export, and the tests that touch what chan
 	@$(BIN)/python tests/check_tree.py export
 	@$(TEST_ENV) $(BIN)/python tests/quick.py $(ARGS)
 
-test: lint check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## before every change goes in: ten minutes on two quiet cores
+test: lint size check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## before every change goes in: ten minutes on two quiet cores
 	@echo "make test: all of it passed. What takes longer was left out: make test-all"
 
 .PHONY: test-all check-slow check-weekly check-wheel-quick
 test-all: test check-slow check-weekly check-wheel check-oldest  ## before a release: also what is slow, what is weekly, and the package alone
 	@echo "make test-all: all of it passed"
+
+size:  ## part of test: lines of package, tests and benchmarks, held to the budgets in tests/size.json
+	@$(PYTHON) tests/size.py
 
 check-tree: dev  ## part of test: modules and notebooks are as nbdev_export and nbdev_clean write them
 	@$(BIN)/python tests/check_tree.py export
