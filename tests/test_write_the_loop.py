@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rlhf_nb.checks import CHECKERS
+from rlhf_nb.checks import check_update
 from rlhf_nb.exercises import training_loop
 from rlhf_nb.exercises.engine import Exercise, rewritten
 from rlhf_nb.exercises.training_loop import UPDATE, my_update, ran
@@ -424,4 +424,4 @@ def test_an_answer_in_any_world_is_read_anew(seed):
         PARTS, "    losses = []\n", "    reference.table.data.zero_()\n    losses = []\n"
     )
     assert UPDATE(spoil, seed) and UPDATE(written(PARTS), seed) and UPDATE(spoil, seed)
-    assert CHECKERS["check_update"] is UPDATE
+    assert check_update is UPDATE
