@@ -166,7 +166,7 @@ def given_labels(
     row: dict[str, Any],
     completion_only: bool | None = None,  # False: a completion_mask does not count
 ) -> list[int]:
-    """Of a row of ids: its labels, or the ids that all its masks count. Raises ValueError on one of
+    """The labels of a row of ids, or the ids that all its masks count. Raises ValueError on one of
     another length."""
     names = ("labels", "completion_mask", "assistant_masks", "attention_mask")
     given = {name: row[name] for name in names if row.get(name) is not None}
@@ -454,13 +454,10 @@ class SFTTrainer(SealedTrainer):
             train_dataset = each(train_dataset, encode, "train_dataset", several=False)
             eval_dataset = each(eval_dataset, encode, "eval_dataset")
         multiple = args.pad_to_multiple_of or 1
-        self.padded = data_collator or partial(
-            completion_batch, pad_id=tokenizer.pad_token_id, multiple=multiple
-        )
+        pad, fill = tokenizer.pad_token_id, tokenizer.eos_token_id
+        self.padded = data_collator or partial(completion_batch, pad_id=pad, multiple=multiple)
         width = 10**9 if reads_end_to_end(model) else 0  # such attention reads a single line alone
-        packed = partial(
-            packed_batch, fill_id=tokenizer.eos_token_id, width=width, multiple=multiple
-        )
+        packed = partial(packed_batch, fill_id=fill, width=width, multiple=multiple)
         super().__init__(
             with_adapter(model, peft_config, args.seed),
             args,
