@@ -165,7 +165,7 @@ def look(
 ) -> dict[str, float]:
     "What the gold judge and the reward model make of a policy's answers, and their KL to the SFT."
     from rlhf_nb.evaluate import judge_completions
-    from rlhf_nb.reward import score_texts
+    from rlhf_nb.scoring import score_texts
 
     posts = m["world"][split].select(range(size["posts"]))
     posts = posts.select([i for _ in range(times) for i in range(len(posts))])
@@ -380,7 +380,7 @@ def best_of_n(folder: Path, size: dict[str, Any], seed: int) -> dict[str, Any]:
     import numpy as np
 
     from rlhf_nb.evaluate import best_of_n_kl, best_of_n_reward, judge_completions, outcomes
-    from rlhf_nb.reward import score_texts
+    from rlhf_nb.scoring import score_texts
     from rlhf_nb.tldr import gold_judge
 
     m, count = models(folder), size["pool"]

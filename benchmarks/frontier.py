@@ -33,8 +33,8 @@ from rlhf_nb.evaluate import (
     repetition,
 )
 from rlhf_nb.models import load_policy, load_scorer
-from rlhf_nb.reward import score_texts
 from rlhf_nb.rollout import Rollout
+from rlhf_nb.scoring import score_texts
 from rlhf_nb.tldr import gold_judge, win_rate
 from rlhf_nb.ui.plots import plot_frontier
 

@@ -38,10 +38,12 @@ from transformers import PrinterCallback
 from rlhf_nb.cli.demo_run import DemoRun, DemoSettings
 from rlhf_nb.cli.demo_stages import common, quiet, reward_report, sampled_pairs, sft_stage, world_of
 from rlhf_nb.evaluate import best_of_n_kl, best_of_n_reward, outcomes
+from rlhf_nb.judges import Ensemble
 from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.models import load_policy, load_scorer, load_tokenizer, scorer_from, zero_head
-from rlhf_nb.reward import Ensemble, RewardConfig, RewardTrainer, center_rewards, score_texts
+from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.rollout import Rollout, Sampling, sample, texts_of
+from rlhf_nb.scoring import center_rewards, score_texts
 from rlhf_nb.tldr import edit_pairs, gold_judge
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 

@@ -95,9 +95,9 @@ from .base.files import append_jsonl
 from .encoding import encode_prompts
 from .kl import response_full_kl
 from .masks import left_pad
-from .reward import score_texts
 from .rollout import Sample, Sampling, sample, texts_of
 from .sampling import Engine
+from .scoring import score_texts
 from .tldr import Verdict, gold_judge
 
 if TYPE_CHECKING:

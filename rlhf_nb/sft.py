@@ -63,6 +63,7 @@ from rlhf_nb.training.supervised import (
     check_ids,
     columns_of,
     config_of,
+    cut_prompt,
     each,
     log_counts,
     mapped,
@@ -72,9 +73,9 @@ from rlhf_nb.training.supervised import (
 )
 
 # %% auto #0
-__all__ = ['marked_row', 'labelled', 'cut_prompt', 'fit_row', 'given_labels', 'answers_of', 'encode_rows', 'completion_batch',
-           'packed_batch', 'check_packing', 'SFTConfig', 'quiet_bars', 'check_lengths', 'tokenizer_of', 'row_losses',
-           'counted_part', 'SFTTrainer']
+__all__ = ['marked_row', 'labelled', 'fit_row', 'given_labels', 'answers_of', 'encode_rows', 'completion_batch', 'packed_batch',
+           'check_packing', 'SFTConfig', 'quiet_bars', 'check_lengths', 'tokenizer_of', 'row_losses', 'counted_part',
+           'SFTTrainer']
 
 # %% ../nbs/reference/37_sft.ipynb #7d542b9d
 def marked_row(
@@ -128,16 +129,6 @@ def labelled(
         (row.ids, [i if counts else -100 for i, counts in zip(row.ids, row.counts)], row.merged)
         for row in encode(rows, tokenizer)
     ]
-
-
-def cut_prompt(
-    ids: list[int],
-    room: int,  # tokens that it may have
-    kept: int = 0,  # first tokens that stay, such as BOS
-) -> list[int]:
-    "A prompt, cut on its left where it must be."
-    over, kept = len(ids) - room, min(kept, room)
-    return ids if over <= 0 else [*ids[:kept], *ids[kept + over :]]
 
 
 def fit_row(

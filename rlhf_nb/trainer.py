@@ -29,6 +29,7 @@ from .checkpoint import load_weights, save_policy, save_weights
 from .engines import CachedEngine, VLLMEngine, VLLMServer
 from .evaluate import Completions, complete, completions_table, interleaved
 from .forward import Forward, PolicyAndValue, cache_tokens
+from .judges import Answers, judges_of
 from .kl import AdaptiveKLController, FixedKLController, estimate_kl, response_full_kl
 from .masks import score_sums
 from .models import load_tokenizer, merged
@@ -45,7 +46,6 @@ from rlhf_nb.ppo import (
     ppo_loss,
     update_metrics,
 )
-from .reward import judges_of
 from .rollout import Rollout, Sample, Sampling, texts_of
 from .sampling import Engine
 from .shaping import RunningMoments
@@ -588,17 +588,17 @@ class PPOTrainer(UpdateTrainer):
                 )
                 completions = replace(completions, prompts=texts)
         c, given = completions, columns.get("prompt", ())
-        scores = self.judges.of_texts(
+        answers = Answers(
             c.prompts,
             c.texts,
             c.stopped,
-            others,
-            tokenizer,
-            given,
-            c.ids,
-            settings_of(columns),
-            c.lengths,
-        ).tolist()
+            columns=others,
+            conversations=given,
+            settings=settings_of(columns),
+            ids=c.ids,
+            lengths=c.lengths,
+        )
+        scores = self.judges.score_answers(answers, tokenizer).tolist()
         shown = [*map(turns_text, given)] or c.prompts
         done = list(zip(shown, c.texts, c.stopped, c.lengths, scores))
         if apart:

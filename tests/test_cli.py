@@ -829,7 +829,8 @@ def test_other_judges(parts, capsys):
 def test_a_reward_model_judges_conversations_in_its_own_template(
     parts, capsys, tokenizer, tmp_path, monkeypatch
 ):
-    from rlhf_nb.reward import load_judge, score_ids
+    from rlhf_nb.judges import load_judge
+    from rlhf_nb.scoring import score_ids
 
     turns = "{% for m in messages %}{{ ' POST: ' + m.content + ' r/end' }}{% endfor %}"
     ours, own = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)

@@ -26,7 +26,8 @@ from rlhf_nb.encoding import (
 )
 from rlhf_nb.evaluate import complete
 from rlhf_nb.models import scorer_from, tiny_policy
-from rlhf_nb.reward import encode_pairs, score_ids, score_texts
+from rlhf_nb.reward import encode_pairs
+from rlhf_nb.scoring import score_ids, score_texts
 from rlhf_nb.sft import encode_rows
 from rlhf_nb.training import prompts, supervised
 from rlhf_nb.training.prompts import collate_prompts

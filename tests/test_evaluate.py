@@ -352,7 +352,7 @@ def test_bad_judgings_are_refused(judge, ours, columns, said):
 # catches: the lower score wins, a stop token that is always added, NaN that counts as a tie
 def test_reward_model_judge(world, tokenizer, tiny):
     from rlhf_nb.models import scorer_from
-    from rlhf_nb.reward import score_texts
+    from rlhf_nb.scoring import score_texts
 
     model, posts = scorer_from(tiny(0)), world["test"].select(range(12))
     a, b = list(posts["completion"]), [" my dog"] * 12

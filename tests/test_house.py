@@ -514,9 +514,9 @@ FOLDERS = ("base", "training", "ui", "exercises", "diagnose", "cli")
 # A module imports from its own layer and from those above it in this table.
 LAYERS = {
     "the bottom": "base",
-    "the algorithm": "checkpoint encoding forward gae kl logprobs losses masks models ppo rollout sampling "
-    "shaping tldr",
-    "training": "engines training",
+    "the algorithm": "checkpoint encoding forward gae kl logprobs losses masks models ppo preferences "
+    "reward_functions rollout sampling shaping tldr",
+    "training": "engines judges scoring training",
     "what a user runs": "evaluate gains memory real reward sft trainer",
     "the views": "ui",
     "checks of a run, and of a learner": "checks diagnose exercises",

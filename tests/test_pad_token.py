@@ -13,7 +13,8 @@ import rlhf_nb.models
 import rlhf_nb.reward
 from rlhf_nb.masks import response_mask
 from rlhf_nb.models import scorer_from
-from rlhf_nb.reward import RewardConfig, RewardTrainer, score_texts
+from rlhf_nb.reward import RewardConfig, RewardTrainer
+from rlhf_nb.scoring import score_texts
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.training.prompts import read_prompts
 

@@ -27,18 +27,20 @@ from transformers import (
 )
 
 import rlhf_nb.ppo
-import rlhf_nb.reward
+import rlhf_nb.reward_functions
 import rlhf_nb.shaping
 from rlhf_nb import replay
 from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.preflight import LADDER, preflight
 from rlhf_nb.encoding import token_spans
 from rlhf_nb.gae import gae
+from rlhf_nb.judges import Answers, Judges
 from rlhf_nb.masks import last_token, on_tokens, score_sums
 from rlhf_nb.models import train_bpe_tokenizer
 from rlhf_nb.ppo import ESTIMATORS, Objective, estimate_advantages, final_scores, update_metrics
-from rlhf_nb.reward import Judges, Written, call_reward, step_ends
+from rlhf_nb.reward_functions import Written, call_reward
 from rlhf_nb.rollout import Rollout
+from rlhf_nb.scoring import step_ends
 from rlhf_nb.shaping import RunningMoments
 from rlhf_nb.training.config import PPOConfig
 from rlhf_nb.ui.episodes import shown_of
@@ -179,7 +181,7 @@ def test_judges_of_both_kinds_are_joined_on_the_last_token():
         if TEXTS[i]:
             wanted[i, 0] = 2.0
     assert_allclose(total.numpy(), wanted, equal_nan=True)
-    texts = judges.of_texts(TEXTS, TEXTS, [True, False, True, True], {}, BYTES)
+    texts = judges.score_answers(Answers(TEXTS, TEXTS, [True, False, True, True]), BYTES)
     assert_allclose(texts.numpy(), np.nansum(wanted, 1))  # as an evaluation has them
 
 
@@ -460,7 +462,7 @@ right_shape = rlhf_nb.shaping.shape_rewards
 WRONG = {
     "one slot late": (rlhf_nb.shaping, "on_tokens", late, check_numbers),
     "paid on padding": (rlhf_nb.ppo, "shape_rewards", on_padding, check_numbers),
-    "off by one in a character": (rlhf_nb.reward, "token_spans", early, check_landing),
+    "off by one in a character": (rlhf_nb.reward_functions, "token_spans", early, check_landing),
     "paid one token early": (rlhf_nb.shaping, "on_tokens", one_early, check_gradients),
     "the sum counted twice": (rlhf_nb.shaping, "on_tokens", twice, check_numbers),
     "normalised per token": (RunningMoments, "normalize", per_token, check_numbers),
@@ -706,7 +708,7 @@ def test_a_reward_model_judges_tokens_or_steps(level, ppo, tmp_path):
     completions, scores = trainer.completed(trainer.eval_dataset, progress=False)
     assert len(scores) == len(completions.texts) and trainer.evaluate()["eval_score"]
     texts = [*completions.prompts], completions.texts, completions.stopped
-    again = trainer.judges.of_texts(*texts, {}, trainer.processing_class)
+    again = trainer.judges.score_answers(Answers(*texts), trainer.processing_class)
     assert_allclose(again, scores, atol=1e-5)  # without the ids, from the texts
     done = preflight(trainer, rungs=REWARDS, quiet=True)
     assert done.passed, [x for x in done.checks if x.passed is False]

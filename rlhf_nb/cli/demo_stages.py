@@ -50,13 +50,8 @@ from rlhf_nb.models import (
     train_tokenizer,
     zero_head,
 )
-from rlhf_nb.reward import (
-    RewardConfig,
-    RewardTrainer,
-    center_rewards,
-    pair_accuracy,
-    score_texts,
-)
+from rlhf_nb.reward import RewardConfig, RewardTrainer
+from rlhf_nb.scoring import center_rewards, pair_accuracy, score_texts
 from rlhf_nb.sft import SFTConfig, SFTTrainer, quiet_bars
 from rlhf_nb.tldr import edit_pairs, gold_judge, mini_tldr, preference_pairs, probe_pairs
 from rlhf_nb.trainer import PPOConfig, PPOTrainer

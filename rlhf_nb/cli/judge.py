@@ -32,8 +32,8 @@ from rlhf_nb.evaluate import (
     complete,
     judge_pairs,
 )
+from rlhf_nb.judges import load_judge
 from rlhf_nb.models import load_policy, load_tokenizer
-from rlhf_nb.reward import load_judge
 from rlhf_nb.training.prompts import prompt_columns, read_prompts, turns_text
 
 

@@ -19,6 +19,7 @@ from transformers import PrinterCallback, ProgressCallback
 
 from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.checks import Finding
+from rlhf_nb.judges import Answers
 from rlhf_nb.models import ValueHead
 from rlhf_nb.ppo import Metrics
 from rlhf_nb.rollout import Rollout, Sample, Sampling
@@ -235,7 +236,9 @@ class Subject:
         judges, stopped = self.trainer.judges, [ended] * len(rows)
         prompts = self.prompt_texts(rows)
         with torch.no_grad(), modes(*judges.models):
-            return judges.of_texts(prompts, answers, stopped, columns, self.tokenizer)
+            return judges.score_answers(
+                Answers(prompts, answers, stopped, columns=columns), self.tokenizer
+            )
 
     @property
     def positions(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from rlhf_nb.base.opened import accepted, embedding_rows, opened
 from rlhf_nb.base.sharding import gathered, zero3_is_live
 from rlhf_nb.checkpoint import load_weights
 from rlhf_nb.forward import PolicyAndValue
+from rlhf_nb.judges import Judges
 from rlhf_nb.models import (
     ValueHead,
     add_pad_row,
@@ -49,17 +50,6 @@ PADDED = 128  # embeddings are often padded to a multiple of it
 # What a weight of an adapter is while the adapter changes nothing, as a new one of that kind does.
 # Of other kinds, such as FourierFT, that is not known.
 NEUTRAL = dict(lora_B=0.0, lora_embedding_A=0.0, ia3_l=1.0, vera_lambda_b=0.0, hada_w2_b=0.0)
-
-
-class Judges(Protocol):
-    "What is asked of the judges here."
-
-    given: list[Any]  # as the trainer was given them
-    tokenizer: PreTrainedTokenizerBase | None  # of the models, if not the policy's
-    level: str  # response, token or step
-
-    @property
-    def models(self) -> list[Any]: ...
 
 
 def build_models(

@@ -39,7 +39,9 @@ STEPS = (
     Step(
         "logprobs", "05_logprobs", "log-probs", ("policy and reference:", "log π and log π_{ref}")
     ),
-    Step("reward", "06_reward", "reward", ("the reward model gives", "a response its score s")),
+    Step(
+        "reward", "06_preferences", "reward", ("the reward model gives", "a response its score s")
+    ),
     Step("rollout", "07_rollout", "rollout", ("the policy samples a", "response per prompt")),
     Step("kl", "08_kl", "KL", ("how far from π_{ref}", "is π at each token?")),
     Step("shaping", "09_shaping", "shaping", ("r_{t} = −β KL_{t}, and s", "added at the end")),

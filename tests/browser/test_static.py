@@ -29,8 +29,6 @@ from rlhf_nb.masks import right_pad
 from rlhf_nb.models import train_bpe_tokenizer
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout, Sample, texts_of
-from rlhf_nb.ui.preferences import RewardView
-from rlhf_nb.ui.reward_scores import ScoredPair
 from rlhf_nb.ui.viewer import browse, view
 from rlhf_nb.ui.what_if import what_if
 
@@ -242,28 +240,6 @@ POST = (
 )
 
 
-def reward_page(path: Path, pairs: list[ScoredPair]) -> Path:
-    "What `reward_view` saves of pairs that a reward model has scored."
-    seen = RewardView("")
-    seen.pairs, seen.signal = pairs, "running score"
-    text = seen.save_html(path).read_text(encoding="utf-8")
-    path.write_text(text.replace('"sort": "worst mistakes first"', '"sort": "as given"'))
-    return path
-
-
-def scored_pairs() -> list[ScoredPair]:
-    "Pairs of which the first tells facts, with all kinds of numbers."
-    words = "my boss sold my lamp <eos>".split(), "my boss <eos>".split()
-    scores = [2.0, -1.0, 0.001, 0.0, 1 / 3, 1.25], [-4.0, math.nan, -1.5]
-    answers = "my boss sold my lamp", "my boss"
-    first = ScoredPair(0, POST, words, scores, 0.5, answers)
-    more = [
-        ScoredPair(i, f"post {i}", (["a", "b"], ["c"]), ([0.1, i - 2.0], [0.5]), None)
-        for i in range(1, 5)
-    ]
-    return [first, *more]
-
-
 @pytest.fixture
 def read(fresh: Callable[..., Page]) -> Iterator[Callable[[Path], File]]:
     "Opens files; at the end none of them may have asked for anything, or complained."
@@ -293,7 +269,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ),
         run=browse(run).save_html(folder / "run.html"),
         demo=whole / "rollouts.html",
-        reward=reward_page(folder / "reward.html", scored_pairs()),
     )
 
 
@@ -301,7 +276,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 ONE_OF_EACH = pytest.mark.parametrize(
     "kind",
-    ["rollout", "run", "demo", "reward"],
+    ["rollout", "run", "demo"],
 )
 
 
@@ -1304,81 +1279,7 @@ def test_a_word_is_no_stop_token(tmp_path: Path, read: Callable):
         file.press("n")
 
 
-# ---- A reward model ----
-
-
-# catches: a spreadsheet in the place of a text, facts without colour, a number that is rounded or
-# for the mouse alone, that of the other signal or the next token
-def test_answers_under_a_reward_model(files: dict[str, Path], read: Callable):
-    file, one = read(files["reward"]), scored_pairs()[0]
-    lines = file.page.locator(".tinted")
-    first = lambda kind="": lines.first.locator(f"span{kind}")
-    assert first().all_inner_texts() == ["my", "boss", "sold", "my", "lamp", "<eos>"]
-    assert lines.last.inner_text() == "my boss<eos>"
-    told = [first(f".{kind}").all_inner_texts() for kind in ("covered", "invented")]
-    assert told == [["boss", "sold"], ["lamp"]]
-    claims = file.text(".claims >> nth=0")
-    assert "covers 2 of 7 facts ✗ invents lamp leaves out" in claims and "what: tent" in claims
-    bold = file.page.locator("#asked strong").all_inner_texts()
-    assert bold == ["boss", "sold", "tent", "monday", "bored", "sad", "sue"]
-    classes = lambda: first().evaluate_all("all => all.map(e => e.className)")
-    steps = lambda: [re.sub("token ?| ?(covered|invented)", "", name) for name in classes()]
-    assert steps() == ["up tint-4", "down tint-2", "", "", "up tint-1", "up tint-3"]
-    first().nth(4).hover()
-    bubble = lambda: file.text("#bubble").replace("−", "-")
-    assert bubble() == f"lamp running score {1 / 3:.7g} · change {1 / 3:.7g}"
-    file.page.mouse.move(0, 0)
-    assert file.page.locator("#bubble").is_hidden()
-    first().first.focus()
-    file.press("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft")
-    assert bubble() == f"sold running score 0.001 · change {0.001 + 1.0:.7g}"
-    file.press("Tab", "Enter")
-    rows = file.page.locator("#answers table").first.locator("tr").all_inner_texts()
-    assert rows[0].split("\t") == ["token", "running score", "change"] and len(rows) == 7
-    assert rows[3].split("\t") == ["sold", "≈0", "+1.00"] and one.scores[0][2] == 0.001
-    file.page.get_by_label("Signal").select_option("change")
-    assert steps()[0] == "up tint-3" and file.text("#scale").endswith("full colour at 4.50.")
-
-
-# catches: a list that its controls do not follow, a place in the middle of the new list
-def test_pairs_are_sorted_and_found(files: dict[str, Path], read: Callable):
-    file = read(files["reward"])
-    facts = lambda: int(file.text("#facts").split()[1])
-    file.reach("next ▶")
-    file.press("Enter", "Enter")
-    assert facts() == 2 and file.text("#where") == "3 of 5"
-    file.page.get_by_label("Sort by").select_option("worst mistakes first")
-    assert facts() == 1 and file.text("#where") == "1 of 5"
-    file.page.get_by_label("Only").select_option("right")
-    assert facts() == 3 and file.text("#where") == "1 of 3"
-    file.page.get_by_label("Find").fill("POST 4")
-    assert facts() == 4 and file.text("#where") == "1 of 1"
-    file.page.get_by_label("Find").fill("(")
-    assert "No pair is left" in file.text("#facts") and not file.page.locator(".tinted").count()
-
-
 # ---- Hostile text ----
-
-
-# catches: the same as below in the texts of a reward model's pairs
-def test_hostile_text_under_a_reward_model(tmp_path: Path, read: Callable, axe: str):
-    n = len(EVIL)
-    pairs = [
-        ScoredPair(i, text, (EVIL, [text]), ([float(t) for t in range(n)], [math.inf]), None)
-        for i, text in enumerate(EVIL)
-    ]
-    file = read(reward_page(tmp_path / "evil.html", pairs))
-    seen = ""
-    for _ in EVIL:
-        file.page.locator("details").evaluate_all("all => all.forEach(e => { e.open = true; })")
-        seen += file.page.locator("main").inner_text()
-        assert not (told := file.too_wide() + file.said()), told
-        file.page.locator("#next").click()
-    assert SCRIPT in seen and "a" * 10_000 in seen and "\ufffd" in seen
-    assert "⟨U+202E⟩" in seen and "\u202e" not in seen
-    file.examine(axe)
-    assert not (told := violations([file.body])), told
-    assert not file.page.locator("#app script, #app img, #app svg, #app b, #plain").count()
 
 
 # catches: text that becomes markup, runs, fetches, ends the data of a page, reorders its
