@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 
 from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.encoding import Turns
-from rlhf_nb.evaluate import wilson_interval
+from rlhf_nb.evaluate import win_rate_interval
 from rlhf_nb.masks import right_pad
 from rlhf_nb.models import check_vocabulary, load_scorer, load_tokenizer, scorer_head, token_scores
 from rlhf_nb.reward import (
@@ -79,7 +79,7 @@ class Refit:
         right, of = self.right()
         if not of:
             return "no held-out label yet: nothing can be said of labels that it has not seen"
-        low, high = wilson_interval(right / of, of)
+        low, high = win_rate_interval(right, 0, of - right)
         against = (
             "better than a coin"
             if low > 0.5
