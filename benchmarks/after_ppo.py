@@ -123,10 +123,10 @@ def answers(
     import torch
 
     from rlhf_nb.encoding import encode_prompts
-    from rlhf_nb.evaluate import Completions
     from rlhf_nb.kl import response_full_kl
     from rlhf_nb.masks import left_pad
     from rlhf_nb.rollout import Sampling, sample, texts_of
+    from rlhf_nb.training.completions import Completions
 
     rows = encode_prompts(prompts, tokenizer)
     order, found = sorted(range(len(rows)), key=lambda i: len(rows[i])), {}
@@ -164,7 +164,7 @@ def look(
     times: int = 1,  # answers to each post
 ) -> dict[str, float]:
     "What the gold judge and the reward model make of a policy's answers, and their KL to the SFT."
-    from rlhf_nb.evaluate import judge_completions
+    from rlhf_nb.judging import judge_completions
     from rlhf_nb.scoring import score_texts
 
     posts = m["world"][split].select(range(size["posts"]))
@@ -379,7 +379,9 @@ def best_of_n(folder: Path, size: dict[str, Any], seed: int) -> dict[str, Any]:
     "The answer with the best score among n of the SFT model: nothing is trained."
     import numpy as np
 
-    from rlhf_nb.evaluate import best_of_n_kl, best_of_n_reward, judge_completions, outcomes
+    from rlhf_nb.evaluate import outcomes
+    from rlhf_nb.frontier import best_of_n_kl, best_of_n_reward
+    from rlhf_nb.judging import judge_completions
     from rlhf_nb.scoring import score_texts
     from rlhf_nb.tldr import gold_judge
 

@@ -37,7 +37,8 @@ from transformers import PrinterCallback
 
 from rlhf_nb.cli.demo_run import DemoRun, DemoSettings
 from rlhf_nb.cli.demo_stages import common, quiet, reward_report, sampled_pairs, sft_stage, world_of
-from rlhf_nb.evaluate import best_of_n_kl, best_of_n_reward, outcomes
+from rlhf_nb.evaluate import outcomes
+from rlhf_nb.frontier import best_of_n_kl, best_of_n_reward
 from rlhf_nb.judges import Ensemble
 from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.models import load_policy, load_scorer, load_tokenizer, scorer_from, zero_head

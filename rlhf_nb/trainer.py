@@ -27,7 +27,6 @@ from .base.lower_layers import lower_layers_once
 from .base.opened import reads_end_to_end
 from .checkpoint import load_weights, save_policy, save_weights
 from .engines import CachedEngine, VLLMEngine, VLLMServer
-from .evaluate import Completions, complete, completions_table, interleaved
 from .forward import Forward, PolicyAndValue, cache_tokens
 from .judges import Answers, judges_of
 from .kl import AdaptiveKLController, FixedKLController, estimate_kl, response_full_kl
@@ -59,7 +58,7 @@ from rlhf_nb.training.build import (
     try_models,
 )
 from .training.compat import old_names, refuse_step
-from .training.completions import report_completions
+from .training.completions import Completions, complete, join_ranks, report_completions
 from .training.config import PPOConfig, check_args, check_estimator
 from .training.layout import Layout, Measure, Placed, layer_by_layer
 from .training.loop import UpdateTrainer
@@ -550,16 +549,13 @@ class PPOTrainer(UpdateTrainer):
         for name, prompts in sets_of(data).items():
             if sampling:
                 prompts = prompts.select(range(min(rows, len(prompts))))
-            completions, scores = self.completed(prompts, progress=not sampling)
-            frame = completions_table(completions, scores)
+            completions = self.score_completions(prompts, progress=not sampling)
             kind = metric_key_prefix or ("sample" if sampling else "eval")
-            metrics |= report_completions(
-                self, frame, completions.lengths, completions.stopped, kind, name
-            )
+            metrics |= report_completions(self, completions, kind, name)
         return metrics
 
-    def completed(self, data: Dataset, progress: bool) -> tuple[Completions, list[float]]:
-        """Completions and their scores; each rank does its share, except where ZeRO-3 needs all
+    def score_completions(self, data: Dataset, progress: bool) -> Completions:
+        """Completions with their scores; each rank does its share, except where ZeRO-3 needs all
         ranks."""
         args, policy, tokenizer = self.args, self.pair.policy, self.processing_class
         apart = args.world_size > 1 and not self.layout.zero3
@@ -600,11 +596,8 @@ class PPOTrainer(UpdateTrainer):
         )
         scores = self.judges.score_answers(answers, tokenizer).tolist()
         shown = [*map(turns_text, given)] or c.prompts
-        done = list(zip(shown, c.texts, c.stopped, c.lengths, scores))
-        if apart:
-            done = interleaved(gather_object([done]))
-        *lists, scores = map(list, zip(*done))
-        return Completions(*lists), scores
+        scored = replace(c, prompts=shown, ids=[], scores=scores)
+        return join_ranks(gather_object([scored])) if apart else scored
 
     def rows_at_a_time(self, rows: int) -> int:
         "Of an evaluation: another engine makes batches of its own."

@@ -284,7 +284,7 @@ def test_pages_quote_the_kept_figures():
     said = re.search(r"those of one stop on (\d+) % of 64 posts", metrics)
     assert int(said[1]) == round(100 * stopped[0])
 
-    judging = text_of("46_judging")
+    judging = text_of("64_frontier")
     shown = judging.split('RUN = """')[1].split('"""')[0].strip().splitlines()
     updates = kept("frontier_few_labels_seed12")["updates"]
     rows = [[float(x) for x in line.split()] for line in shown[1:]]

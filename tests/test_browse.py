@@ -19,9 +19,9 @@ from test_viewer import HOSTILE, ask, make, read_page, write_run
 
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.diagnose.replay_record import check_kept
-from rlhf_nb.evaluate import repetition
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
+from rlhf_nb.training.text_statistics import repetition
 from rlhf_nb.ui import run_files
 from rlhf_nb.ui.run_files import (
     RunFolder,

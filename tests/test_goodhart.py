@@ -18,7 +18,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import goodhart
 
-from rlhf_nb.evaluate import best_of_n_kl
+from rlhf_nb.frontier import best_of_n_kl
 
 FOUR = np.array([0.4, 0.3, 0.2, 0.1])
 

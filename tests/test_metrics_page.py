@@ -17,10 +17,10 @@ from notebooks import NOTEBOOKS
 from ppo_fixtures import SIZES
 from small_runs import QUIET
 
-from rlhf_nb.evaluate import hacking_alarms
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.alarms import hacking_alarms
 from rlhf_nb.training.metrics import (
     METRICS,
     RANGES,

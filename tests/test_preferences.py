@@ -18,7 +18,7 @@ from datasets import Dataset, load_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_nb.evaluate import judge_pairs
+from rlhf_nb.judging import judge_pairs
 from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import RewardConfig, RewardTrainer, encode_pairs
 from rlhf_nb.ui import preference_labels as L

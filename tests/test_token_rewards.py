@@ -629,7 +629,7 @@ def test_a_run_is_the_same_bit_for_bit_in_either_form(ppo):
 
 
 def completed_texts(trainer) -> list[str]:
-    return trainer.completed(trainer.eval_dataset, progress=False)[0].texts
+    return trainer.score_completions(trainer.eval_dataset, progress=False).texts
 
 
 def test_packing_changes_nothing(ppo):
@@ -705,11 +705,11 @@ def test_a_reward_model_judges_tokens_or_steps(level, ppo, tmp_path):
         assert r.paid[i, :n].tolist() == (~np.isnan(wanted)).tolist(), text
         assert_allclose(r.raw_scores[i, :n], np.nan_to_num(wanted), atol=1e-6)
     assert seen or level == "token"
-    completions, scores = trainer.completed(trainer.eval_dataset, progress=False)
-    assert len(scores) == len(completions.texts) and trainer.evaluate()["eval_score"]
+    completions = trainer.score_completions(trainer.eval_dataset, progress=False)
+    assert len(completions.scores) == len(completions.texts) and trainer.evaluate()["eval_score"]
     texts = [*completions.prompts], completions.texts, completions.stopped
     again = trainer.judges.score_answers(Answers(*texts), trainer.processing_class)
-    assert_allclose(again, scores, atol=1e-5)  # without the ids, from the texts
+    assert_allclose(again, completions.scores, atol=1e-5)  # without the ids, from the texts
     done = preflight(trainer, rungs=REWARDS, quiet=True)
     assert done.passed, [x for x in done.checks if x.passed is False]
     told = next(x.measured for x in done.checks if x.name == "rewards: judges")

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,8 @@ from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.base.loading import no_bars
 from rlhf_nb.checkpoint import save_policy
 from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoRun, DemoSettings, kind_of
-from rlhf_nb.evaluate import (
-    complete,
-    completions_table,
-    judge_completions,
-    outcomes,
-    paired_interval,
-)
+from rlhf_nb.evaluate import outcomes, paired_interval
+from rlhf_nb.judging import judge_completions
 from rlhf_nb.models import (
     load_policy,
     load_scorer,
@@ -55,6 +50,7 @@ from rlhf_nb.scoring import center_rewards, pair_accuracy, score_texts
 from rlhf_nb.sft import SFTConfig, SFTTrainer, quiet_bars
 from rlhf_nb.tldr import edit_pairs, gold_judge, mini_tldr, preference_pairs, probe_pairs
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.completions import complete, completions_table
 
 
 @contextmanager
@@ -423,7 +419,7 @@ def judge_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizer
                 completions.texts,
                 stopped=completions.stopped,
             )
-            frame = completions_table(completions, scores.tolist())
+            frame = completions_table(replace(completions, scores=scores.tolist()))
             frame.assign(gold=[v.gold for v in golds], reference=posts["completion"]).to_csv(
                 run.folder / "completions" / f"{name}.csv", index=False
             )

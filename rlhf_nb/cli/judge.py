@@ -24,16 +24,11 @@ from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.encoding import marked_pair, template_settings, without_stop
-from rlhf_nb.evaluate import (
-    Completions,
-    EndpointJudge,
-    GoldPairJudge,
-    RewardModelJudge,
-    complete,
-    judge_pairs,
-)
 from rlhf_nb.judges import load_judge
+from rlhf_nb.judging import GoldPairJudge, RewardModelJudge, judge_pairs
 from rlhf_nb.models import load_policy, load_tokenizer
+from rlhf_nb.training.completions import Completions, complete
+from rlhf_nb.training.endpoint_judge import EndpointJudge
 from rlhf_nb.training.prompts import prompt_columns, read_prompts, turns_text
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 
 from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.encoding import Turns
-from rlhf_nb.evaluate import wilson_interval
+from rlhf_nb.evaluate import win_rate_interval
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.scoring import pair_margins
 from rlhf_nb.sft import tokenizer_of
@@ -63,7 +63,7 @@ class Refit:
         right, of = self.right()
         if not of:
             return "no held-out label yet: nothing can be said of labels that it has not seen"
-        low, high = wilson_interval(right / of, of)
+        low, high = win_rate_interval(right, 0, of - right)
         against = (
             "better than a coin"
             if low > 0.5

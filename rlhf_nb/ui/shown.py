@@ -7,7 +7,7 @@ from html import escape
 
 import pandas as pd
 
-from rlhf_nb.evaluate import JudgeReport
+from rlhf_nb.judging import JudgeReport
 from rlhf_nb.memory import MemoryPlan
 from rlhf_nb.ppo import Metrics
 from rlhf_nb.rollout import Rollout

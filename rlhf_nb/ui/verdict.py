@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from rlhf_nb.evaluate import wilson_interval
+from rlhf_nb.evaluate import win_rate_interval
 from rlhf_nb.tldr import SLOT, gold_judge
 from rlhf_nb.training.metrics import SEEDS
 from rlhf_nb.ui.facts import claims_of, facts_told, judged_text, post_with_facts
@@ -208,7 +208,10 @@ def near_chance(
     pairs: Mapping[str, int],  # how many pairs each is of
 ) -> list[str]:
     "Slots whose 95 % interval contains one half."
-    between = {slot: wilson_interval(share, pairs[slot]) for slot, share in shares.items()}
+    between = {
+        slot: win_rate_interval(share * pairs[slot], 0, (1 - share) * pairs[slot])
+        for slot, share in shares.items()
+    }
     return [slot for slot, (low, high) in between.items() if low <= 0.5 <= high]
 
 
