@@ -27,24 +27,13 @@ from .base.lower_layers import lower_layers_once
 from .base.opened import reads_end_to_end
 from .checkpoint import load_weights, save_policy, save_weights
 from .engines import CachedEngine, VLLMEngine, VLLMServer
+from .estimators import ESTIMATORS, equal_groups, loss_weights
 from .evaluate import Completions, complete, completions_table, interleaved
 from .forward import Forward, PolicyAndValue, cache_tokens
 from .kl import AdaptiveKLController, FixedKLController, estimate_kl, response_full_kl
 from .masks import score_sums
 from .models import load_tokenizer, merged
-from rlhf_nb.ppo import (
-    ESTIMATORS,
-    Metrics,
-    Objective,
-    engine_metrics,
-    equal_groups,
-    estimate_advantages,
-    final_scores,
-    loss_weights,
-    mini_batches,
-    ppo_loss,
-    update_metrics,
-)
+from .ppo import estimate_advantages, final_scores, mini_batches, ppo_loss
 from .reward import judges_of
 from .rollout import Rollout, Sample, Sampling, texts_of
 from .sampling import Engine
@@ -81,6 +70,7 @@ from rlhf_nb.training.prompts import (
 )
 from .training.reporting import parameter_counts, ppo_card, reference_name
 from .training.resume import of_ppo, surroundings
+from .update import Metrics, Objective, engine_metrics, update_metrics
 
 logger = logging.get_logger(__name__)
 

@@ -514,8 +514,8 @@ FOLDERS = ("base", "training", "ui", "exercises", "diagnose", "cli")
 # A module imports from its own layer and from those above it in this table.
 LAYERS = {
     "the bottom": "base",
-    "the algorithm": "checkpoint encoding forward gae kl logprobs losses masks models ppo rollout sampling "
-    "shaping tldr",
+    "the algorithm": "checkpoint encoding estimators forward gae kl logprobs losses masks models ppo rollout "
+    "sampling shaping tldr update",
     "training": "engines training",
     "what a user runs": "evaluate gains memory real reward sft trainer",
     "the views": "ui",
