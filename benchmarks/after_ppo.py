@@ -252,8 +252,8 @@ def reinforce(
 
     from rlhf_nb.cli.demo_run import DemoSettings
     from rlhf_nb.cli.demo_stages import common, quiet
+    from rlhf_nb.estimators import ESTIMATORS
     from rlhf_nb.models import load_policy, load_scorer, zero_head
-    from rlhf_nb.ppo import ESTIMATORS
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
     m, out, report = models(folder), tempfile.mkdtemp(), {}

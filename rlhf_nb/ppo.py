@@ -5,13 +5,14 @@
 # %% ../nbs/course/12_ppo.ipynb #b59506ae
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from .estimators import ESTIMATORS, Reduce, check_groups, kl_in_loss, sequence_log_ratio
 from .forward import Forwarded
-from .gae import gae, lambda_of, returns_from
+from .gae import lambda_of, returns_from
 from .losses import policy_diagnostics, policy_loss, value_diagnostics, value_loss
 from .masks import masked_sum, score_sums, whiten
 from .rollout import Rollout
@@ -23,11 +24,10 @@ from rlhf_nb.shaping import (
     replace_missing_eos,
     shape_rewards,
 )
-
-Reduce = Callable[[Tensor], Tensor]  # sums a tensor over all ranks
+from .update import Objective
 
 # %% auto #0
-__all__ = ['Reduce', 'NO_CLIP', 'final_scores', 'with_advantages', 'mini_batches', 'ppo_loss', 'Objective', 'Metrics', 'update_metrics', 'engine_metrics', 'ESTIMATORS', 'ONE_RATIO', 'dr_grpo', 'rloo', 'grpo', 'reinforce_pp', 'grpo_steps', 'Estimator', 'check_groups', 'estimate_advantages', 'equal_groups', 'kl_in_loss', 'sequence_log_ratio', 'loss_weights']
+__all__ = ['NO_CLIP', 'ONE_RATIO', 'final_scores', 'with_advantages', 'estimate_advantages', 'mini_batches', 'ppo_loss']
 
 # %% ../nbs/course/12_ppo.ipynb #993552ae
 def final_scores(
@@ -74,14 +74,48 @@ def with_advantages(
     if cfg.whiten_rewards:
         rewards = whiten(rewards, r.mask, shift_mean=False, reduce=reduce)
     lam = cfg.lam if cfg.lam_length_alpha is None else lambda_of(r.mask, cfg.lam_length_alpha)
-    advantages = targets = gae(rewards, r.values, r.mask, cfg.gamma, lam, last_value)
+    compute = ESTIMATORS[cfg.advantage_estimator].compute  # gae
+    advantages = targets = compute(rewards, r.values, r.mask, cfg.gamma, lam, last_value)
     if cfg.lam_value is not None:
-        targets = gae(rewards, r.values, r.mask, cfg.gamma, cfg.lam_value, last_value)
+        targets = compute(rewards, r.values, r.mask, cfg.gamma, cfg.lam_value, last_value)
     return r.with_(
         rewards=rewards,
         returns=returns_from(targets, r.values, r.mask),
         advantages=whiten(advantages * r.mask, r.mask, reduce=reduce),
     )
+
+# %% ../nbs/course/12_ppo.ipynb #a1f3c9d2
+def estimate_advantages(
+    r: Rollout,  # with scores and kl; with a critic also values
+    cfg: Objective,
+    *,
+    num_generations: int = 1,  # responses in a row that share their prompt
+    last_value: Tensor | None = None,  # [B] after the last token, with a critic; None: 0
+    reduce: Reduce | None = None,
+) -> Rollout:  # with rewards and advantages; with a critic also returns
+    "Advantages by `cfg.advantage_estimator`. A KL in the loss is not in the rewards."
+    estimator = ESTIMATORS[cfg.advantage_estimator]
+    if estimator.critic:
+        return with_advantages(r, cfg, last_value=last_value, reduce=reduce)
+    rewards, _ = shape_rewards(r.scores, r.kl, r.mask, cfg.kl_coef_of_rewards)
+    if not estimator.group:
+        of_tokens = estimator.compute(rewards, r.mask, cfg.gamma, reduce)
+        return r.with_(rewards=rewards, advantages=of_tokens)
+    check_groups(r, num_generations)
+    if estimator.steps is not None and r.paid is not None:
+        if cfg.importance_level == "sequence":
+            raise ValueError(ONE_RATIO.format(cfg.advantage_estimator))
+        ends = r.paid | (r.scores != 0)  # a penalty pays the last token
+        of_tokens = estimator.steps(rewards, ends, r.mask, num_generations)
+        return r.with_(rewards=rewards, advantages=of_tokens)
+    of_group = estimator.compute(rewards.sum(1), num_generations)
+    return r.with_(rewards=rewards, advantages=of_group[:, None] * r.mask)
+
+
+ONE_RATIO = (
+    "importance_level is 'sequence' and {} has an advantage for each step here: one ratio for a "
+    "whole response would mix them. Take importance_level='token', or a score for each response."
+)
 
 # %% ../nbs/course/12_ppo.ipynb #8ed31ec7
 def mini_batches(
@@ -137,426 +171,3 @@ def ppo_loss(
     # 0 x the policy's part keeps its weights in the graph: DDP waits for a gradient of each
     loss = of_value + (0.0 if value_only else 1.0) * of_policy
     return loss, {name: x.detach() for name, x in logged.items()}
-
-# %% ../nbs/reference/45_update.ipynb #73e0528f
-from dataclasses import dataclass
-from typing import Annotated, Literal
-
-from .base.fields import Among, Count, NotNegative, Positive, Range, Share, setting
-from .losses import explained_variance
-from .masks import last_token, on_tokens
-from .sampling import mismatch
-
-# %% ../nbs/reference/45_update.ipynb #a1a0a7f4
-@dataclass
-class Objective:
-    "What PPO optimises, and how: every setting of the functions on this page."
-
-    # Scores
-    missing_eos_penalty: NotNegative | None = setting(
-        None,
-        "Subtracted from the score of a response that did not reach its stop token: a positive "
-        "number.",
-        "rewards",
-    )
-    non_eos_penalty: bool = setting(
-        False,
-        "Replace the score of such a response by penalty_reward_value instead.",
-        "rewards names",
-    )
-    penalty_reward_value: float = setting(-1.0, "The score that non_eos_penalty gives.", "rewards")
-    normalize_scores: bool = setting(
-        False,
-        "Scores less their running mean, over their running standard deviation.",
-        "rewards names",
-    )
-    score_clip: Positive | None = setting(
-        None, "Scores are clipped to -score_clip .. score_clip.", "rewards"
-    )
-
-    # Rewards
-    kl_coef: NotNegative = setting(0.05, "Weight of the KL penalty.", "rewards")
-    kl_estimator: Literal["k1", "k2", "k3", "abs", "full"] = setting(
-        "k1", "k1, k2, k3, abs, or full: the exact sum over the vocabulary.", "rewards names"
-    )
-    kl_in: Literal["reward", "loss"] = setting(
-        "reward",
-        "reward: each token is charged for its KL, detached; loss: kl_coef times the estimator is "
-        "added to the policy's loss, with its gradient.",
-        "update names",
-    )
-    kl_controller: Literal["fixed", "adaptive"] = setting(
-        "fixed",
-        "fixed, or adaptive: kl_coef moves so that the KL of a response comes to kl_target.",
-        "controller names",
-    )
-    kl_target: Positive = setting(
-        6.0, "Nats per response that the adaptive controller aims at.", "controller"
-    )
-    kl_horizon: Count = setting(
-        10000, "Episodes over which the adaptive controller corrects.", "controller"
-    )
-    bootstrap_truncated: bool = setting(
-        False,
-        "After a response cut off by response_length comes the value model's estimate instead of "
-        "0.",
-        "rewards names critic",
-    )
-    whiten_rewards: bool = setting(
-        False, "Rewards over their standard deviation; their mean stays.", "rewards names critic"
-    )
-
-    # Advantages
-    advantage_estimator: Annotated[str, Among(ESTIMATORS)] = setting(
-        "gae",
-        "gae, with a value model; rloo, grpo or dr_grpo: against the other responses to the prompt "
-        "(num_generations); reinforce_pp: rewards to go over the batch's mean and deviation.",
-        "rewards names",
-    )
-    gamma: Share = setting(1.0, "Discount per token.", "rewards")
-    lam: Share = setting(0.95, "Lambda of GAE.", "rewards critic")
-    lam_length_alpha: Positive | None = setting(
-        None,
-        "In place of lam: 1 - 1 / (lam_length_alpha * tokens) for each response, such as 0.05.",
-        "rewards critic",
-    )
-    lam_value: Share | None = setting(
-        None,
-        "Lambda of the value model's targets. None: that of GAE; 1: the rewards to go.",
-        "rewards critic",
-    )
-
-    # Losses
-    importance_level: Literal["token", "sequence"] = setting(
-        "token",
-        "sequence: one ratio for all tokens of a response, their geometric mean; it needs a far "
-        "smaller cliprange, such as the 3e-4 of its paper.",
-        "update names",
-    )
-    loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] = setting(
-        "token_mean",
-        "The policy's loss and a KL in it: mean over tokens; mean over responses of means over "
-        "their tokens; or sum over tokens, divided by responses times response_length.",
-        "update names",
-    )
-    cliprange: Positive = setting(
-        0.2, "The ratio counts from 1 - cliprange to 1 + cliprange.", "update"
-    )
-    cliprange_high: Positive | None = setting(None, "Upper range, where it differs.", "update")
-    dual_clip: Annotated[float, Range(above=1)] | None = setting(
-        None, "Above 1: bounds the loss of a token with negative advantage.", "update"
-    )
-    cliprange_value: NotNegative = setting(
-        0.2, "How far a value may move from the old one.", "update critic"
-    )
-    vf_coef: NotNegative = setting(0.1, "Weight of the value loss.", "update critic")
-    entropy_coef: NotNegative = setting(0.0, "Weight of the entropy bonus.", "update")
-    importance_sampling_correction: bool = setting(
-        True,
-        "Weigh each token's policy loss by the trainer's probability over the engine's.",
-        "update",
-    )
-    importance_sampling_cap: Positive | None = setting(
-        2.0, "Largest such weight. None: not truncated.", "update"
-    )
-
-    # Epochs
-    num_ppo_epochs: Count = setting(4, "Passes over each rollout.", "update")
-    num_mini_batches: Count = setting(1, "Optimizer steps in each pass.", "update")
-    target_kl: Positive | None = setting(
-        None, "Stop the epochs of an update where approxkl exceeds this.", "update"
-    )
-
-    @property
-    def kl_coef_of_rewards(self) -> float:
-        "What a nat costs in the rewards: kl_coef, or 0 where the KL is in the loss."
-        return self.kl_coef if self.kl_in == "reward" else 0.0
-
-# %% ../nbs/reference/45_update.ipynb #cde67221
-class Metrics(dict):
-    """The metrics of an update by name; in a notebook, a table. `loss` is the mean of what was
-    minimised, `episodes` how many were seen on all ranks."""
-
-    loss: float = 0.0
-    episodes: int = 0
-
-    def _repr_html_(self) -> str:
-        from rlhf_nb.ui.shown import metrics_markup  # a view, when something is shown
-
-        return metrics_markup(self)
-
-
-def _of_token_scores(
-    r: Rollout,
-    total: Callable[[Tensor], float],  # sums over the ranks
-) -> dict[str, float]:  # nothing, where no judge on any rank scores tokens
-    """How many tokens of a response have a score, and over which share of its tokens it spreads,
-    (sum |s|)^2 / (n sum s^2), 1 for the same on each; a mean over responses with a score."""
-    if not total(r.mask[:0] if r.paid is None else r.paid):
-        return {}
-    last, sizes = last_token(r.mask), on_tokens(r.raw_scores, r.mask).abs()
-    squares = r.mask.sum(1) * sizes.square().sum(1)
-    earned, shares = squares > 0, sizes.sum(1).square() / squares
-    return {
-        "tokens/paid": total(last if r.paid is None else r.paid) / total(last),
-        "objective/score_spread": total(shares[earned]) / max(total(earned), 1.0),
-    }
-
-
-def update_metrics(
-    r: Rollout,
-    cfg: Objective,
-    sums: dict[str, float],  # of `ppo_loss`, over all optimizer steps and ranks
-    grad_norms: list[float],  # of each optimizer step
-    reduce: Reduce = lambda x: x,
-) -> Metrics:
-    "Means over real tokens or episodes of all ranks."
-
-    def total(x: Tensor) -> float:
-        return reduce(x.sum() if x.device.type == "mps" else x.double().sum()).item()
-
-    real = lambda x: x.masked_fill(~r.mask, 0.0)
-    each = {name: value / sums["tokens"] for name, value in sums.items()}
-    episodes = total(torch.ones(len(r), device=r.mask.device))
-    kl, score = total(real(r.kl)) / episodes, total(score_sums(r.scores)) / episodes
-    charge = cfg.kl_coef_of_rewards * kl
-    explained = None  # without a value model
-    if r.values is not None:
-        explained = float(explained_variance(r.values, r.returns, r.mask, reduce=reduce))
-    values = {
-        "objective/kl": kl,
-        "objective/entropy": total(real(-r.logprobs)) / episodes,
-        "objective/non_score_reward": 0.0 - charge,  # 0, and not -0, where nothing is charged
-        "objective/rlhf_reward": score - charge,
-        "objective/scores": score,
-        "objective/raw_scores": total(score_sums(r.raw_scores)) / episodes,
-        "objective/kl_coef": cfg.kl_coef,
-        "policy/approxkl_avg": each["approxkl"],
-        "policy/clipfrac_avg": each["clipfrac"],
-        "policy/entropy_avg": each["entropy"],
-        "policy/grad_norm": sum(grad_norms) / len(grad_norms),
-        "loss/policy_avg": each["policy"],
-        "loss/kl_avg": each.get("kl"),
-        "loss/value_avg": each.get("value"),
-        "val/clipfrac_avg": each.get("value_clipfrac"),
-        "val/ratio": each["ratio"],
-        "val/ratio_var": max(0.0, each["ratio_sq"] - each["ratio"] ** 2),
-        "val/num_eos_tokens": total(r.stopped),
-        "val/explained_variance": explained,
-        "tokens/response_length": total(r.mask) / episodes,
-        **_of_token_scores(r, total),
-    }
-    metrics = Metrics({name: x for name, x in values.items() if x is not None})
-    for name, column in r.columns.items():
-        if name.startswith("score/"):  # of one of several judges
-            scores = torch.tensor(column, device=r.mask.device)
-            metrics[f"objective/raw_scores/{name.removeprefix('score/')}"] = (
-                total(scores) / episodes
-            )
-    metrics.loss, metrics.episodes = each["loss"], int(episodes)
-    return metrics
-
-# %% ../nbs/reference/45_update.ipynb #360227a9
-def engine_metrics(
-    r: Rollout,
-    engine_logprobs: Tensor,  # [B, T] of the engine that drew the tokens
-    cap: float | None,  # of the importance weights
-    reduce: Reduce = lambda x: x,
-    largest: Reduce = lambda x: x,  # the largest of the ranks' numbers
-) -> dict[str, float]:
-    "Means over the tokens of all ranks, and the largest weight."
-    sums = mismatch(r.logprobs, engine_logprobs, r.mask, cap)
-    most, tokens = largest(sums.pop("weight_max")), reduce(sums.pop("tokens"))
-    means = {f"sampling/{name}": (reduce(x) / tokens).item() for name, x in sums.items()}
-    return means | {"sampling/weight_max": most.item()}
-
-# %% ../nbs/reference/55_estimators.ipynb #3ee33d7c
-from typing import Any
-
-from .kl import estimate_kl
-from .masks import log_ratio
-
-# %% ../nbs/reference/55_estimators.ipynb #cb4467cf
-def dr_grpo(
-    earned: Tensor,  # [B] of each response, K in a row for one prompt
-    size: int,  # K
-) -> Tensor:  # [B]
-    "R less the mean of its group; exactly 0 where all are equal. Liu et al. 2025 (2503.20783)."
-    if size < 2 or len(earned) % size:
-        raise ValueError(
-            f"{len(earned)} responses in groups of {size}: give whole groups of 2 or more."
-        )
-    groups = earned.unflatten(0, (-1, size))
-    groups = groups - groups[:, :1]  # else a rounded mean leaves something of equal numbers
-    return (groups - groups.mean(1, keepdim=True)).flatten()
-
-# %% ../nbs/reference/55_estimators.ipynb #13578bab
-def rloo(
-    earned: Tensor,  # [B] of each response, K in a row for one prompt
-    size: int,  # K
-) -> Tensor:  # [B]
-    "R less the mean of the others in its group. Ahmadian et al. 2024 (2402.14740)."
-    return dr_grpo(earned, size) * size / (size - 1)
-
-# %% ../nbs/reference/55_estimators.ipynb #be282e40
-def grpo(
-    earned: Tensor,  # [B] of each response, K in a row for one prompt
-    size: int,  # K
-    eps: float = 1e-4,  # added to the deviation, so that equal scores up to rounding stay small
-) -> Tensor:  # [B]
-    "R less the mean of its group, over its deviation (by K - 1). Shao et al. 2024 (2402.03300)."
-    deviation = earned.unflatten(0, (-1, size)).std(1).repeat_interleave(size)
-    return dr_grpo(earned, size) / (deviation + eps)
-
-# %% ../nbs/reference/55_estimators.ipynb #5d0f3a71
-def reinforce_pp(
-    rewards: Tensor,  # [B, T]
-    mask: Tensor,  # [B, T] true on real tokens
-    gamma: float = 1.0,  # discount per token
-    reduce: Reduce | None = None,
-) -> Tensor:  # [B, T] whitened over the tokens of all ranks
-    "Rewards to go less their mean, over their deviation. Hu 2025 (2501.03262)."
-    to_go = gae(rewards, torch.zeros_like(rewards), mask, gamma, lam=1.0)
-    return whiten(to_go * mask, mask, reduce=reduce)
-
-# %% ../nbs/reference/55_estimators.ipynb #7bc44e95
-def grpo_steps(
-    rewards: Tensor,  # [B, T]
-    ends: Tensor,  # [B, T] true on the last token of each step
-    mask: Tensor,  # [B, T] true on real tokens
-    size: int,  # K responses in a row for one prompt
-    eps: float = 1e-4,  # added to the deviation, as in `grpo`
-) -> Tensor:  # [B, T] zero on padding
-    "Steps less the mean of their group's, over their deviation, summed from each token on."
-    ends = ends & mask
-    ends = torch.where(ends.any(1, keepdim=True), ends, last_token(mask))
-    step, steps = ends.long().cumsum(1) - ends.long(), ends.sum(1, keepdim=True)
-    own = torch.minimum(step, (steps - 1).clamp(min=0))  # the number of the step of each token
-    earned = torch.zeros_like(rewards).scatter_add(1, own, rewards * mask)  # [B, step]
-    real = torch.arange(mask.shape[1], device=mask.device) < steps
-    earned, real = (x.unflatten(0, (-1, size)).flatten(1) for x in (earned, real))  # [B / K, .]
-    earned, count = earned - earned[:, :1], real.sum(1, keepdim=True)
-    centred = (earned - (earned * real).sum(1, keepdim=True) / count) * real
-    deviation = (centred.square().sum(1, keepdim=True) / (count - 1)).sqrt()
-    to_go = (centred / (deviation + eps)).reshape(mask.shape).flip(1).cumsum(1).flip(1)
-    return torch.where(mask & (step < steps), to_go.gather(1, own), 0.0)
-
-# %% ../nbs/reference/55_estimators.ipynb #c7a4e950
-@dataclass(frozen=True)
-class Estimator:
-    """One value of `advantage_estimator`. With a critic, `compute(r, cfg, last_value=, reduce=)`
-    returns the rollout with rewards, advantages and returns. With groups,
-    `compute(earned [B], size)` returns one advantage for each response. With neither,
-    `compute(rewards [B, T], mask [B, T], gamma, reduce)` returns one for each token."""
-
-    compute: Callable[..., Any]
-    critic: bool = False  # a value model, with its settings and metrics
-    group: bool = False  # num_generations responses to each prompt are compared
-    # with groups, where tokens have scores: `steps(rewards, ends, mask, size)`, one for each token
-    steps: Callable[..., Tensor] | None = None
-
-
-ESTIMATORS = dict(
-    gae=Estimator(with_advantages, critic=True),
-    rloo=Estimator(rloo, group=True),
-    grpo=Estimator(grpo, group=True, steps=grpo_steps),
-    dr_grpo=Estimator(dr_grpo, group=True),
-    reinforce_pp=Estimator(reinforce_pp),
-)
-
-# %% ../nbs/reference/55_estimators.ipynb #fb78b19a
-def check_groups(
-    r: Rollout,
-    size: int,  # responses to each prompt
-) -> None:
-    "Raises ValueError where responses in a row, so many at a time, do not share their prompt."
-    prompts = r.prompt_ids.masked_fill(~r.prompt_mask.bool(), -1)
-    if len(r) % size or prompts.unflatten(0, (-1, size)).diff(dim=1).any():
-        raise ValueError(
-            f"the {len(r)} responses are not {size} in a row to each prompt (num_generations): "
-            "advantages come from the whole rollout, before rows are selected or shuffled."
-        )
-
-
-def estimate_advantages(
-    r: Rollout,  # with scores and kl; with a critic also values
-    cfg: Objective,
-    *,
-    num_generations: int = 1,  # responses in a row that share their prompt
-    last_value: Tensor | None = None,  # [B] after the last token, with a critic; None: 0
-    reduce: Reduce | None = None,
-) -> Rollout:  # with rewards and advantages; with a critic also returns
-    "Advantages by `cfg.advantage_estimator`. A KL in the loss is not in the rewards."
-    estimator = ESTIMATORS[cfg.advantage_estimator]
-    if estimator.critic:
-        return estimator.compute(r, cfg, last_value=last_value, reduce=reduce)
-    rewards, _ = shape_rewards(r.scores, r.kl, r.mask, cfg.kl_coef_of_rewards)
-    if not estimator.group:
-        of_tokens = estimator.compute(rewards, r.mask, cfg.gamma, reduce)
-        return r.with_(rewards=rewards, advantages=of_tokens)
-    check_groups(r, num_generations)
-    if estimator.steps is not None and r.paid is not None:
-        if cfg.importance_level == "sequence":
-            raise ValueError(ONE_RATIO.format(cfg.advantage_estimator))
-        ends = r.paid | (r.scores != 0)  # a penalty pays the last token
-        of_tokens = estimator.steps(rewards, ends, r.mask, num_generations)
-        return r.with_(rewards=rewards, advantages=of_tokens)
-    of_group = estimator.compute(rewards.sum(1), num_generations)
-    return r.with_(rewards=rewards, advantages=of_group[:, None] * r.mask)
-
-
-ONE_RATIO = (
-    "importance_level is 'sequence' and {} has an advantage for each step here: one ratio for a "
-    "whole response would mix them. Take importance_level='token', or a score for each response."
-)
-
-# %% ../nbs/reference/55_estimators.ipynb #a90d4f6e
-def equal_groups(
-    r: Rollout,  # with scores
-    size: int,  # responses in a row that share their prompt
-) -> Tensor:  # [G] bool, one for each whole group
-    "True where all responses to a prompt have the same score, those of tokens added up."
-    complete = slice(len(r) // size * size)
-    prompts = r.prompt_ids.masked_fill(~r.prompt_mask.bool(), -1)[complete].unflatten(0, (-1, size))
-    scores = score_sums(r.scores)[complete].unflatten(0, (-1, size))
-    same = (scores == scores[:, :1]).all(1)
-    return same[~prompts.diff(dim=1).flatten(1).any(1)]
-
-# %% ../nbs/reference/55_estimators.ipynb #64e62e21
-def kl_in_loss(
-    logprobs: Tensor,  # [B, T] of the policy now; the gradient flows here
-    ref_logprobs: Tensor,  # [B, T] of the reference
-    mask: Tensor,  # [B, T] true on real tokens
-    estimator: str = "k3",  # k2, k3 or abs
-) -> Tensor:  # [B, T] nats, zero on padding
-    "The estimate of each token's KL, with its gradient. Shao et al. 2024 (2402.03300), eq. 4."
-    x = log_ratio(logprobs, ref_logprobs, mask)
-    return estimate_kl(x, torch.zeros_like(x), estimator)
-
-# %% ../nbs/reference/55_estimators.ipynb #6726bd05
-def sequence_log_ratio(
-    logprobs: Tensor,  # [B, T] of the policy now; the gradient flows here
-    old_logprobs: Tensor,  # [B, T] of the policy that sampled
-    mask: Tensor,  # [B, T] true on real tokens
-) -> Tensor:  # [B, T] the same number on all real tokens of a response, zero on padding
-    "Log of the geometric mean of a response's ratios. Zheng et al. 2025 (2507.18071), eq. 7."
-    total = log_ratio(logprobs, old_logprobs, mask).sum(1, keepdim=True)
-    return total / mask.sum(1, keepdim=True).clamp(min=1) * mask
-
-# %% ../nbs/reference/55_estimators.ipynb #44673736
-def loss_weights(
-    mask: Tensor,  # [B, T] of this rank's rollout
-    rows: Tensor,  # row indices of the mini-batch
-    aggregation: str,  # token_mean, sequence_mean or constant
-    response_length: int,  # the constant
-    reduce: Reduce = lambda x: x,
-) -> Tensor:  # [B, 1] of each token of a response, for a sum divided by the mini-batch's tokens
-    "token_mean: 1. sequence_mean: Shao et al. 2024, eq. 3. constant: Liu et al. 2025."
-    lengths = mask.sum(1, keepdim=True)
-    if aggregation == "token_mean":
-        return torch.ones_like(lengths, dtype=torch.float32)
-    counts = torch.stack([lengths[rows].sum(), lengths.new_tensor(len(rows))])
-    tokens, responses = reduce(counts)
-    constant = torch.full_like(lengths, response_length)
-    per_response = lengths.clamp(min=1) if aggregation == "sequence_mean" else constant
-    return tokens / (responses * per_response)

@@ -27,24 +27,13 @@ from .base.lower_layers import lower_layers_once
 from .base.opened import reads_end_to_end
 from .checkpoint import load_weights, save_policy, save_weights
 from .engines import CachedEngine, VLLMEngine, VLLMServer
+from .estimators import ESTIMATORS, equal_groups, loss_weights
 from .forward import Forward, PolicyAndValue, cache_tokens
 from .judges import Answers, judges_of
 from .kl import AdaptiveKLController, FixedKLController, estimate_kl, response_full_kl
 from .masks import score_sums
 from .models import load_tokenizer, merged
-from rlhf_nb.ppo import (
-    ESTIMATORS,
-    Metrics,
-    Objective,
-    engine_metrics,
-    equal_groups,
-    estimate_advantages,
-    final_scores,
-    loss_weights,
-    mini_batches,
-    ppo_loss,
-    update_metrics,
-)
+from .ppo import estimate_advantages, final_scores, mini_batches, ppo_loss
 from .rollout import Rollout, Sample, Sampling, texts_of
 from .sampling import Engine
 from .shaping import RunningMoments
@@ -58,7 +47,12 @@ from rlhf_nb.training.build import (
     try_models,
 )
 from .training.compat import old_names, refuse_step
-from .training.completions import Completions, complete, join_ranks, report_completions
+from rlhf_nb.training.completions import (
+    Completions,
+    complete,
+    join_ranks,
+    report_completions,
+)
 from .training.config import PPOConfig, check_args, check_estimator
 from .training.layout import Layout, Measure, Placed, layer_by_layer
 from .training.loop import UpdateTrainer
@@ -80,6 +74,7 @@ from rlhf_nb.training.prompts import (
 )
 from .training.reporting import parameter_counts, ppo_card, reference_name
 from .training.resume import of_ppo, surroundings
+from .update import Metrics, Objective, engine_metrics, update_metrics
 
 logger = logging.get_logger(__name__)
 

@@ -19,7 +19,6 @@ from test_viewer import HOSTILE, ask, make, read_page, write_run
 
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.diagnose.replay_record import check_kept
-from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.training.text_statistics import repetition
 from rlhf_nb.ui import run_files
@@ -33,6 +32,7 @@ from rlhf_nb.ui.run_files import (
 )
 from rlhf_nb.ui.viewer import browse, view
 from rlhf_nb.ui.what_if import what_if
+from rlhf_nb.update import Objective
 
 WORDS = "a b c d e f".split()
 

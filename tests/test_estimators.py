@@ -22,32 +22,30 @@ from rlhf_nb import cli
 from rlhf_nb.cli.plan import plan_of
 from rlhf_nb.cli.ppo import ppo_parser
 from rlhf_nb.diagnose.preflight import LADDER, preflight
+from rlhf_nb.estimators import (
+    ESTIMATORS,
+    Estimator,
+    check_groups,
+    dr_grpo,
+    equal_groups,
+    grpo,
+    kl_in_loss,
+    loss_weights,
+    reinforce_pp,
+    rloo,
+    sequence_log_ratio,
+)
 from rlhf_nb.forward import Forwarded
 from rlhf_nb.gae import gae, lambda_of
 from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.masks import whiten
 from rlhf_nb.memory import plan_memory
-from rlhf_nb.ppo import (
-    ESTIMATORS,
-    Estimator,
-    Objective,
-    check_groups,
-    dr_grpo,
-    equal_groups,
-    estimate_advantages,
-    grpo,
-    kl_in_loss,
-    loss_weights,
-    ppo_loss,
-    reinforce_pp,
-    rloo,
-    sequence_log_ratio,
-    with_advantages,
-)
+from rlhf_nb.ppo import estimate_advantages, ppo_loss, with_advantages
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.training.config import PPOConfig
 from rlhf_nb.ui.viewer import view
+from rlhf_nb.update import Objective
 
 NAMES = tuple(ESTIMATORS)
 GROUPED = dict(rloo=rloo, grpo=grpo, dr_grpo=dr_grpo)
@@ -705,16 +703,15 @@ def best_or_nothing(earned: torch.Tensor, size: int) -> torch.Tensor:
     return (torch.where(best, 1.0, 0.0) - best.float().mean(1, keepdim=True)).flatten()
 
 
-def doubled(r, cfg, *, last_value=None, reduce=None):
-    "Another one, with a critic."
-    ready = with_advantages(r, cfg, last_value=last_value, reduce=reduce)
-    return ready.with_(advantages=2 * ready.advantages)
+def to_the_end(rewards, values, mask, gamma, lam, last_value=None):
+    "Another one, with a critic: the rewards to go less the value, whatever lambda is."
+    return gae(rewards, values, mask, gamma, 1.0, last_value)
 
 
 OWN = dict(
     group=(Estimator(best_or_nothing, group=True), dict(num_generations=4)),
     tokens=(Estimator(lambda *given: reinforce_pp(*given).clamp(-1.0, 1.0)), {}),
-    critic=(Estimator(doubled, critic=True), {}),
+    critic=(Estimator(to_the_end, critic=True), {}),
 )
 
 

@@ -20,7 +20,6 @@ from test_browse import check, update_of
 from test_viewer import HOSTILE, ask, header_of, make, read_page
 
 from rlhf_nb.cli.view import view_command
-from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.ui.episodes import prompt_of, shown_of
 from rlhf_nb.ui.foreign import (
@@ -33,6 +32,7 @@ from rlhf_nb.ui.foreign import (
 )
 from rlhf_nb.ui.reader import packed_update
 from rlhf_nb.ui.viewer import browse, view
+from rlhf_nb.update import Objective
 
 MINE = dict(prompt="question", response="answer", scores="reward")
 ROWS = [

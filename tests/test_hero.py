@@ -9,8 +9,8 @@ from packs import unpacked
 from PIL import Image, ImageStat
 from test_viewer import read_page
 
-from rlhf_nb.ppo import Objective
 from rlhf_nb.ui.what_if import page_recipe
+from rlhf_nb.update import Objective
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))

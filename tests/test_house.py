@@ -514,8 +514,7 @@ FOLDERS = ("base", "training", "ui", "exercises", "diagnose", "cli")
 # A module imports from its own layer and from those above it in this table.
 LAYERS = {
     "the bottom": "base",
-    "the algorithm": "checkpoint encoding forward gae kl logprobs losses masks models ppo preferences "
-    "reward_functions rollout sampling shaping tldr",
+    "the algorithm": "checkpoint encoding estimators forward gae kl logprobs losses masks models ppo preferences reward_functions rollout sampling shaping tldr update",
     "training": "engines judges scoring training",
     "what a user runs": "evaluate frontier gains judging memory real reward sft trainer",
     "the views": "ui",

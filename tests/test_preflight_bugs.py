@@ -18,6 +18,7 @@ from torch.nn import Dropout
 
 from rlhf_nb import models, reward, rollout
 from rlhf_nb import ppo as ppo_module
+from rlhf_nb import update as update_module
 from rlhf_nb.checkpoint import load_weights
 from rlhf_nb.diagnose.checks import Checks
 from rlhf_nb.diagnose.preflight import LADDER, preflight
@@ -211,7 +212,7 @@ LATER = dict(
         "learning: schedule",
     ),
     kl_logged_as_charged_twice=(
-        Bug(ppo_module, "update_metrics", kl_logged_as_charged_twice),
+        Bug(update_module, "update_metrics", kl_logged_as_charged_twice),
         "learning: metrics",
     ),
     kl_missing_in_the_loss=(

@@ -33,11 +33,12 @@ from rlhf_nb import replay
 from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.preflight import LADDER, preflight
 from rlhf_nb.encoding import token_spans
+from rlhf_nb.estimators import ESTIMATORS
 from rlhf_nb.gae import gae
 from rlhf_nb.judges import Answers, Judges
 from rlhf_nb.masks import last_token, on_tokens, score_sums
 from rlhf_nb.models import train_bpe_tokenizer
-from rlhf_nb.ppo import ESTIMATORS, Objective, estimate_advantages, final_scores, update_metrics
+from rlhf_nb.ppo import estimate_advantages, final_scores
 from rlhf_nb.reward_functions import Written, call_reward
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.scoring import step_ends
@@ -48,6 +49,7 @@ from rlhf_nb.ui.foreign import ForeignRun, episodes_of, rollout_from
 from rlhf_nb.ui.reader import packed_update
 from rlhf_nb.ui.run_files import merged
 from rlhf_nb.ui.what_if import objective_of, reproduces, what_if
+from rlhf_nb.update import Objective, update_metrics
 
 BYTES = train_bpe_tokenizer(["a cup of tea"] * 10, 262)  # 茶 is three tokens, 🎉 four
 TEXTS = ["tea 茶.a", "a 🎉 cup", "", "a cup of tea"]

@@ -24,7 +24,6 @@ from rlhf_nb.cli.view import rollout_text, view_command
 from rlhf_nb.gae import gae, returns_from
 from rlhf_nb.kl import estimate_kl
 from rlhf_nb.masks import whiten
-from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.shaping import penalize_missing_eos, shape_rewards
 from rlhf_nb.training.metrics import in_order
@@ -37,6 +36,7 @@ from rlhf_nb.ui.run_view import Run, episodes_markup
 from rlhf_nb.ui.viewer import browse, view
 from rlhf_nb.ui.viz import signed
 from rlhf_nb.ui.what_if import objective_of, what_if
+from rlhf_nb.update import Objective
 
 TAGS = {
     "html",

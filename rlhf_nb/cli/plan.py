@@ -21,8 +21,8 @@ from rlhf_nb.base.loading import from_where
 from rlhf_nb.cli.arguments import PPOModelArguments
 from rlhf_nb.cli.models import adapter_config, no_bars
 from rlhf_nb.cli.ppo_models import check_critic, check_judges, has_reward_model, policy_name
+from rlhf_nb.estimators import ESTIMATORS
 from rlhf_nb.memory import MemoryPlan, PPOSetup, plan_memory
-from rlhf_nb.ppo import ESTIMATORS
 
 
 def config_of(

@@ -13,6 +13,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from rlhf_nb.cli.arguments import PPOModelArguments
 from rlhf_nb.cli.models import loading, named
 from rlhf_nb.cli.scoring import REWARDS, load_reward_function
+from rlhf_nb.estimators import ESTIMATORS
 from rlhf_nb.judges import ensemble_of, load_judge
 from rlhf_nb.models import (
     load_policy,
@@ -22,7 +23,6 @@ from rlhf_nb.models import (
     scorer_from,
     zero_head,
 )
-from rlhf_nb.ppo import ESTIMATORS
 from rlhf_nb.trainer import PPOConfig
 from rlhf_nb.training.config import check_ensemble, check_estimator
 

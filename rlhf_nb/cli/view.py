@@ -18,8 +18,8 @@ from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
 
 if TYPE_CHECKING:
-    from rlhf_nb.ppo import Objective
     from rlhf_nb.rollout import Rollout
+    from rlhf_nb.update import Objective
 
 
 @dataclass
@@ -108,7 +108,7 @@ def rollout_text(rollout: Rollout, episodes: int = 8) -> Text:
 
 def objective_typed(text: str) -> Objective:
     "`kl_coef=0.1,lam=0.9` as an objective. Exits where a part is no setting of it."
-    from rlhf_nb.ppo import Objective
+    from rlhf_nb.update import Objective
 
     typed = [f"--{pair.strip()}" for pair in text.split(",") if pair.strip()]
     read = vars(Parser(ABOUT, Objective).read(typed))

@@ -24,11 +24,12 @@ from rlhf_nb.diagnose.replay_outcome import Outcome
 from rlhf_nb.diagnose.replay_record import Record, record_of, trainer_of
 from rlhf_nb.diagnose.replay_settings import arguments, check_settings, in_same_batch
 from rlhf_nb.diagnose.replay_view import replay_markup, replay_page
-from rlhf_nb.ppo import Metrics, final_scores
+from rlhf_nb.ppo import final_scores
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.training.resume import changes_text
 from rlhf_nb.ui.run_files import merged
+from rlhf_nb.update import Metrics
 
 
 class Steps(TrainerCallback):

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from rlhf_nb.losses import explained_variance, policy_diagnostics
-from rlhf_nb.ppo import Metrics
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.ui.episodes import filled
+from rlhf_nb.update import Metrics
 
 SHOWN = {  # a number of an update: its name in words
     "objective/scores": "score, penalties included",

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.fields import PHASES, settings_that_say
-from rlhf_nb.ppo import ESTIMATORS
+from rlhf_nb.estimators import ESTIMATORS
 from rlhf_nb.trainer import PPOConfig
 from rlhf_nb.training import compat
 

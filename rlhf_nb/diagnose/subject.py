@@ -21,11 +21,11 @@ from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.checks import Finding
 from rlhf_nb.judges import Answers
 from rlhf_nb.models import ValueHead
-from rlhf_nb.ppo import Metrics
 from rlhf_nb.rollout import Rollout, Sample, Sampling
 from rlhf_nb.sampling import Engine
 from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.training.loop import inner_optimizer
+from rlhf_nb.update import Metrics
 
 SAMPLED = 64  # episodes of the exact copy, at most a whole update of the run
 LOOKED_AT = 16  # episodes that are computed once more by hand

@@ -20,6 +20,7 @@ from rlhf_nb.base.noise import ALWAYS_ON, check_steady, without_noise
 from rlhf_nb.base.opened import accepted, embedding_rows, opened
 from rlhf_nb.base.sharding import gathered, zero3_is_live
 from rlhf_nb.checkpoint import load_weights
+from rlhf_nb.estimators import ESTIMATORS
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.judges import Judges
 from rlhf_nb.models import (
@@ -39,7 +40,6 @@ from rlhf_nb.models import (
     with_adapter,
     with_rows,
 )
-from rlhf_nb.ppo import ESTIMATORS
 from rlhf_nb.rollout import has_cache
 from rlhf_nb.training.config import PPOConfig
 from rlhf_nb.training.layout import Layout, Placed

@@ -23,8 +23,9 @@ from rlhf_nb.base.fields import (
     setting,
     settings_that_say,
 )
-from rlhf_nb.ppo import ESTIMATORS, Objective
+from rlhf_nb.estimators import ESTIMATORS
 from rlhf_nb.training.compat import check_refused, check_sizes, old_names
+from rlhf_nb.update import Objective
 
 logger = logging.get_logger(__name__)
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that look at an evaluation

@@ -22,7 +22,6 @@ from traitlets import Dict
 
 from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.masks import score_sums
-from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.tldr import SLOT, gold_judge
 from rlhf_nb.training.prompts import turns_of
@@ -48,6 +47,7 @@ from rlhf_nb.ui.what_if import (
     reproduces,
     unpenalized,
 )
+from rlhf_nb.update import Objective
 
 # ---- An update as bytes ----
 

@@ -9,10 +9,10 @@ import pandas as pd
 
 from rlhf_nb.judging import JudgeReport
 from rlhf_nb.memory import MemoryPlan
-from rlhf_nb.ppo import Metrics
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.ui.html import Html, element
 from rlhf_nb.ui.viz import episode_table
+from rlhf_nb.update import Metrics
 
 
 def rollout_markup(rollout: Rollout) -> Html:

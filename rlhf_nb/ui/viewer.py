@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.metrics import Metric, in_order
 from rlhf_nb.ui.chart import curve_strip
@@ -61,6 +60,7 @@ from rlhf_nb.ui.run_files import (
 )
 from rlhf_nb.ui.viz import signal_table, token_strip, token_strips
 from rlhf_nb.ui.what_if import check_chosen
+from rlhf_nb.update import Objective
 
 # ---- One rollout ----
 

@@ -9,13 +9,16 @@ from typing import Any
 from torch import Tensor
 
 from rlhf_nb.base.fields import check_fields
+from rlhf_nb.estimators import ESTIMATORS
+from rlhf_nb.gae import gae
 from rlhf_nb.kl import estimate_kl
 from rlhf_nb.masks import on_tokens
-from rlhf_nb.ppo import ESTIMATORS, Objective, final_scores, with_advantages
+from rlhf_nb.ppo import final_scores, with_advantages
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.shaping import penalize_missing_eos
 from rlhf_nb.training.compat import with_new_names
 from rlhf_nb.ui.episodes import filled
+from rlhf_nb.update import Objective
 
 UNKNOWN = (
     "The file does not say with which settings it was made: choose them in the what-if, or give "
@@ -66,7 +69,7 @@ def unanswered(rollout: Rollout, objective: Objective) -> str:
     "A sentence on why an objective cannot be tried on a rollout; empty where it can."
     made = objective_of(rollout) or objective
     for name in {made.advantage_estimator, objective.advantage_estimator}:
-        if name not in ESTIMATORS or ESTIMATORS[name].compute is not with_advantages:
+        if name not in ESTIMATORS or ESTIMATORS[name].compute is not gae:
             return f"advantage_estimator is {name}, and only gae is computed again."
     if made.bootstrap_truncated and not filled(rollout, "stopped").all():
         return (
