@@ -175,21 +175,6 @@ def test_a_wrong_setting_is_named_with_what_it_may_be(kind):
     assert not bad, "\n".join(bad)
 
 
-def test_a_wrong_refusal_is_seen():
-    def fails(error: Exception) -> Callable[[], object]:
-        def act() -> None:
-            raise error
-
-        return act
-
-    assert not wrong_refusal(fails(ValueError("seed is 1.5: give 1.")), "^seed is .*: give")
-    for act in (
-        dict,
-        *map(fails, (TypeError("seed is"), ValueError("a"), ValueError("seed is\n"))),
-    ):
-        assert wrong_refusal(act, "^seed is")
-
-
 # catches: a check that refuses numbers of numpy, an int where a float is wanted, a path, a tuple
 @pytest.mark.parametrize(
     "name, value",

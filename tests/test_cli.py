@@ -1258,30 +1258,6 @@ def test_the_program_alone(capsys):
     assert (code, out, err) == (0, f"rlhf-nb {rlhf_nb.__version__}\n", "")
 
 
-# catches: a command line that imports torch to print its own name
-def test_help_does_not_wait_for_torch(tmp_path):
-    program = (
-        "import sys, rlhf_nb.cli as c\nassert c.main(['--help']) == 0\nassert not {'torch', "
-        "'transformers', 'datasets', 'matplotlib', 'pandas'} & set(sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0 and all(f"  {name} " in done.stdout for name in cli.COMMANDS), (
-        done.stderr
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "rlhf_nb.cli", "ppoo"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert (
-        done.returncode == 2 and "Did you mean ppo?" in done.stderr and done.stderr.count("\n") == 1
-    )
-
-
 # ---- The pipeline, as it is typed ----
 
 TYPED = (

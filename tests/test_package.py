@@ -60,7 +60,7 @@ def try_to(load, name):
     try: return load()
     except BaseException as error: failed[name] = repr(error)  # also SystemExit
 
-try_to(lambda: importlib.import_module(package.__name__ + '.cli'), 'cli')
+try_to(lambda: importlib.import_module(package.__name__ + '.cli').main(['--help']), 'cli')
 drawing = 'matplotlib ipywidgets anywidget IPython pandas httpx'.split()
 heavy = [name for name in ('torch', 'transformers', 'datasets', *drawing) if name in sys.modules]
 for name in sys.argv[2:]: importlib.import_module(name)  # whatever these load is not ours
