@@ -17,7 +17,8 @@ from rlhf_nb.exercises import training_loop
 from rlhf_nb.exercises.engine import Exercise, rewritten
 from rlhf_nb.exercises.training_loop import UPDATE, my_update, ran
 from rlhf_nb.exercises.values import same
-from rlhf_nb.gae import gae
+from rlhf_nb.gae import gae, returns_from
+from rlhf_nb.kl import estimate_kl
 from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.losses import policy_loss, value_loss
 from rlhf_nb.masks import response_mask, whiten
@@ -127,7 +128,7 @@ def written(source: str, *edits: str) -> Callable:
     for old, new in zip(edits[::2], edits[1::2]):
         assert old in source, old
         source = source.replace(old, new)
-    scope = dict(globals())
+    scope = globals() | dict(estimate_kl=estimate_kl, returns_from=returns_from)
     exec(compile(source, "<an answer>", "exec"), scope)
     return scope["my_update"]
 
