@@ -136,14 +136,6 @@ def takes_half_an_hour(page: Page) -> list[str]:
 # ---- What is in the way ----
 
 
-def defined(node: ast.stmt) -> str:
-    "The name that a statement gives to something, if any."
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return node.name
-    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-    return target.id if isinstance(target, ast.Name) else ""
-
-
 def imports_are_folded(page: Page) -> list[str]:
     "Cells of imports alone, and the one that names the module."
     kinds = (ast.Import, ast.ImportFrom)
@@ -429,25 +421,6 @@ def path() -> list[Page]:
     "The pages of the path, in the order of reading."
     by_number = {path.stem[:2]: path for path in PATHS}
     return [page(by_number[number]) for numbers in PATH.values() for number in numbers]
-
-
-def made(pages: list[Page]) -> dict[str, set[str]]:
-    """The pages that export each name, such as `masks.whiten`; with ` More` behind the page's name
-    if the cell is below that heading."""
-    homes: dict[str, set[str]] = {}
-    for page in pages:
-        begun = "".join(re.findall(r"^#\| default_exp (\w+)", page.source, re.M)[:1])
-        path_ends = len(at_more(page.nb)[0]["cells"])
-        for cell in page.code:
-            if not (export := re.search(r"^#\|\s*exports?\b *(\w*)", cell.source, re.M)):
-                continue
-            home = page.name + " More" * (cell.number >= path_ends)
-            for node in cell.body:
-                targets = node.targets if isinstance(node, ast.Assign) else [node]
-                found = [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
-                for name in found if isinstance(node, ast.Assign) else [defined(node)]:
-                    homes.setdefault(f"{export[1] or begun}.{name}", set()).add(home)
-    return homes
 
 
 # catches: a kept picture with the colours or the steps of an older drawing

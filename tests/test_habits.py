@@ -35,40 +35,6 @@ def read(name: str) -> str:
 # ---- pre-commit ----
 
 
-def hook_problems(config: str, bin: Path) -> list[str]:
-    "Hooks that would fetch something, or that name a command that `make dev` doesn't install."
-    problems = []
-    for repo in yaml.safe_load(config)["repos"]:
-        if repo["repo"] != "local":
-            problems.append(f"{repo['repo']} is fetched from the network")
-            continue
-        for hook in repo["hooks"]:
-            shell, _, command, *_ = [*shlex.split(hook["entry"]), *[""] * 3]
-            program = Path(shlex.split(command)[0] if shell == "bash" else shell)
-            if hook["language"] != "system":
-                problems.append(f"{hook['id']} is installed by pre-commit, not by `make dev`")
-            if program.parent != Path("${VENV:-.venv}/bin") or not (bin / program.name).is_file():
-                problems.append(f"{hook['id']} runs {program}, which isn't there")
-    return problems
-
-
-BIN = Path(
-    sys.executable
-).parent  # where `make dev` puts commands; .venv/bin unless VENV= was given
-
-
-def test_hooks_run_the_tools_of_the_environment():
-    config = read(".pre-commit-config.yaml")
-    assert hook_problems(config, BIN) == []
-    entries = [hook["entry"] for hook in yaml.safe_load(config)["repos"][0]["hooks"]]
-    commands = [
-        [Path(word).name for word in shlex.split(shlex.split(entry)[2])][:2] for entry in entries
-    ]
-    # What is exported is fixed, formatted and clean; types are those of what was exported
-    ruff, nbdev = [["ruff", "check"], ["ruff", "format"]], [["nbdev_clean"], ["nbdev_export"]]
-    assert commands == [*ruff, *nbdev, ["mypy"]]
-
-
 # catches: a hook that knows no environment but .venv, or drops the files that git names
 def test_a_hook_runs_in_the_environment_that_VENV_names(tmp_path):
     (tmp_path / "bin").mkdir()

@@ -120,7 +120,9 @@ def test_fault_01_mini_batches_step(ppo, steps, sizes):
 # ---- 2: metrics and accumulation ----
 
 
-def check_metrics_do_not_scale(ppo):
+# catches: losses, entropy, clipfrac, KL, ratio or gradient norm that grow or shrink with the number
+# of micro-batches
+def test_fault_02_metrics_do_not_scale_with_accumulation(ppo):
     found = []
     for rows, accumulation in ((8, 1), (4, 2), (2, 4), (1, 8)):
         trainer = ppo(
@@ -142,12 +144,6 @@ def check_metrics_do_not_scale(ppo):
             and found[0]["policy/approxkl_avg"] > 0
             and found[0]["policy/grad_norm"] > 0.1
         )
-
-
-# catches: losses, entropy, clipfrac, KL, ratio or gradient norm that grow or shrink with the number
-# of micro-batches
-def test_fault_02_metrics_do_not_scale_with_accumulation(ppo):
-    check_metrics_do_not_scale(ppo)
 
 
 # ---- 3: the last batch, an evaluation, sizes ----
@@ -238,7 +234,11 @@ def forwards(trainer: PPOTrainer) -> dict[str, int]:
     return seen
 
 
-def check_recomputed(ppo, how):
+# catches: checkpointing that is asked for and never reaches the models, or one of the two, or that
+# changes the gradient
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("how", ["gradient_checkpointing", "activation_checkpointing"])
+def test_fault_04_checkpointing_recomputes_in_both_models(ppo, how):
     found, r = [], None
     for on in (False, True):
         trainer = ppo(total_episodes=8, num_ppo_epochs=1, learning_rate=0.0, **{how: on})
@@ -253,15 +253,9 @@ def check_recomputed(ppo, how):
     assert (plain - same).norm() < 1e-6 * plain.norm()
 
 
-# catches: checkpointing that is asked for and never reaches the models, or one of the two, or that
-# changes the gradient
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
-@pytest.mark.parametrize("how", ["gradient_checkpointing", "activation_checkpointing"])
-def test_fault_04_checkpointing_recomputes_in_both_models(ppo, how):
-    check_recomputed(ppo, how)
-
-
-def check_sampled_alike(ppo):
+# catches: a sampler without its cache: under checkpointing a model in training mode drops it, and
+# each token is drawn from the token before it alone
+def test_fault_04_checkpointing_does_not_change_what_is_sampled(ppo):
     found = []
     for on in (False, True):
         trainer = ppo(
@@ -273,12 +267,6 @@ def check_sampled_alike(ppo):
         trainer.train()
         found.append([r.response_ids.tolist() for r in rollouts(trainer)])
     assert found[0] == found[1]
-
-
-# catches: a sampler without its cache: under checkpointing a model in training mode drops it, and
-# each token is drawn from the token before it alone
-def test_fault_04_checkpointing_does_not_change_what_is_sampled(ppo):
-    check_sampled_alike(ppo)
 
 
 # catches: a setting that takes effect under train() and not for someone who steps by hand
@@ -430,7 +418,8 @@ def test_fault_05_bf16_takes_effect(ppo, letters, bf16, by_hand):
 # ---- 6: clipping ----
 
 
-def check_clipping(ppo):
+# catches: a max_grad_norm that nobody reads, a norm that is logged after clipping
+def test_fault_06_max_grad_norm_clips_and_the_norm_is_logged(ppo):
     norms = {}
     for limit in (1e-3, 1e3, 0.0):  # SGD at a learning rate of 1 moves by the gradient itself
         trainer = ppo(
@@ -453,15 +442,12 @@ def check_clipping(ppo):
         assert norms[limit] == norms[1e-3] > 0.1
 
 
-# catches: a max_grad_norm that nobody reads, a norm that is logged after clipping
-def test_fault_06_max_grad_norm_clips_and_the_norm_is_logged(ppo):
-    check_clipping(ppo)
-
-
 # ---- 7: seeds ----
 
 
-def check_seed(ppo, letters):
+# catches: global random state, set order, workers: anything but the seed that has a say; and a seed
+# that has none
+def test_fault_07_the_seed_decides(ppo, letters):
     policy, value = (
         tiny_policy(letters, 0, **SIZES),
         scorer_from(tiny_policy(letters, 1, **SIZES), 1),
@@ -494,12 +480,6 @@ def check_seed(ppo, letters):
     assert unlike(one[0], other[0]) == list(one[0]) and one[2] != other[2]
 
 
-# catches: global random state, set order, workers: anything but the seed that has a say; and a seed
-# that has none
-def test_fault_07_the_seed_decides(ppo, letters):
-    check_seed(ppo, letters)
-
-
 # catches: a run that depends on what else was drawn between making the trainer and train(): two
 # trainers side by side in a notebook
 def test_fault_07_the_seed_decides_for_two_trainers_side_by_side(ppo):
@@ -512,7 +492,11 @@ def test_fault_07_the_seed_decides_for_two_trainers_side_by_side(ppo):
 # ---- 8: the penalty ----
 
 
-def check_penalty(ppo, how, stop):
+# catches: the tokenizer's EOS in place of this run's stop token
+@pytest.mark.parametrize(
+    "how, stop", [(dict(stop_token_id=5), 5), (dict(stop_token="eos"), STOP), ({}, STOP)]
+)
+def test_fault_08_the_penalty_follows_the_stop_token(ppo, how, stop):
     r = scored(ppo(nothing, missing_eos_penalty=2.0, **how))
     ended = [stop in row[keep].tolist() for row, keep in zip(r.response_ids, r.mask)]
     assert (
@@ -529,14 +513,6 @@ def check_penalty(ppo, how, stop):
     ).tolist() and 0 < replaced.stopped.sum() < len(replaced)
 
 
-# catches: the tokenizer's EOS in place of this run's stop token
-@pytest.mark.parametrize(
-    "how, stop", [(dict(stop_token_id=5), 5), (dict(stop_token="eos"), STOP), ({}, STOP)]
-)
-def test_fault_08_the_penalty_follows_the_stop_token(ppo, how, stop):
-    check_penalty(ppo, how, stop)
-
-
 def test_fault_08_the_penalty_follows_stop_strings(ppo):
     r = scored(ppo(nothing, missing_eos_penalty=2.0, stop_strings=["b", "ij"]))
     ended = [text.endswith(("b", "ij")) for text in r.responses]
@@ -547,7 +523,10 @@ def test_fault_08_the_penalty_follows_stop_strings(ppo):
 # ---- 9: where the score is paid ----
 
 
-def check_paid(ppo, kl_coef):
+# catches: the last column instead of the last token; one slot late; a row of a single stop token, a
+# row cut off at the limit
+@pytest.mark.parametrize("kl_coef", [0.0, 0.5])
+def test_fault_09_the_score_is_paid_on_the_last_real_token(ppo, kl_coef):
     trainer = ppo(
         lambda prompts, responses, **_: [3.0 + i for i in range(len(responses))],
         kl_coef=kl_coef,
@@ -563,13 +542,6 @@ def check_paid(ppo, kl_coef):
             [0.0] * (n - 1) + [3.0 + b] + [0.0] * (r.mask.shape[1] - n), abs=1e-4
         )
     assert {(1, True), (5, False)} < lengths and r.kl.abs().max() > 1e-3
-
-
-# catches: the last column instead of the last token; one slot late; a row of a single stop token, a
-# row cut off at the limit
-@pytest.mark.parametrize("kl_coef", [0.0, 0.5])
-def test_fault_09_the_score_is_paid_on_the_last_real_token(ppo, kl_coef):
-    check_paid(ppo, kl_coef)
 
 
 # ---- 10: the model's own generation config ----
@@ -739,7 +711,9 @@ def test_fault_12_an_embedding_too_small_is_refused(ppo, letters, part):
         ppo(model) if part == "reward" else ppo(parts=dict(value_model=model))
 
 
-def check_chunks(ppo, letters):
+# catches: chunks that end at different lengths and cannot be put together, or are put together
+# askew
+def test_fault_12_rollout_chunks_of_different_length(ppo, letters):
     found = []
     with (
         pytest.MonkeyPatch.context() as patch
@@ -795,12 +769,6 @@ def check_chunks(ppo, letters):
             atol=1e-5,
             rtol=1e-5,
         )
-
-
-# catches: chunks that end at different lengths and cannot be put together, or are put together
-# askew
-def test_fault_12_rollout_chunks_of_different_length(ppo, letters):
-    check_chunks(ppo, letters)
 
 
 # ---- 13: saving and LoRA under two processes: tests/test_two_processes.py ----
@@ -883,7 +851,8 @@ def test_fault_15_every_event_fires_and_in_order(ppo):
     assert set(EVENTS) <= set(events.seen) and len(EVENTS) > 14
 
 
-def check_stopping(ppo):
+# catches: control.should_training_stop that nobody reads
+def test_fault_15_a_callback_stops_the_run(ppo):
     events = Events(stop_at=2)
     trainer = ppo(parts=dict(callbacks=[events]), total_episodes=24)
     trainer.train()
@@ -895,11 +864,6 @@ def check_stopping(ppo):
         == events.seen.count("on_step_begin")
         and events.seen[-1] == "on_train_end"
     )
-
-
-# catches: control.should_training_stop that nobody reads
-def test_fault_15_a_callback_stops_the_run(ppo):
-    check_stopping(ppo)
 
 
 # catches: logs, evaluations and checkpoints at every update, or at none; a log that tells of its
