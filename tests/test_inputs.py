@@ -128,19 +128,6 @@ def test_a_model_beside_a_function(ppo, letters):
     }
 
 
-@pytest.mark.parametrize(
-    "reward, weights, named",
-    [
-        ([], None, "empty list"),
-        ([count_c], [1.0, 2.0], "there are 1 judges"),
-        ([count_c, brevity], [1.0, float("nan")], "finite"),
-    ],
-)
-def test_bad_judges_are_named(ppo, reward, weights, named):
-    with pytest.raises(ValueError, match=named):
-        ppo(reward, settings=dict(reward_weights=weights))
-
-
 # catches: a value model that is one of several judges: a frozen one that learns nothing, or a judge
 # that moves
 def test_a_judge_as_value_model_is_named(ppo, letters):
