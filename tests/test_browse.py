@@ -25,10 +25,12 @@ from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.ui import run_files
 from rlhf_nb.ui.run_files import (
     RunFolder,
-    Suspect,
-    episode_suspects,
     left_out,
     ranges_of,
+)
+from rlhf_nb.ui.suspects import (
+    Suspect,
+    episode_suspects,
     run_suspects,
 )
 from rlhf_nb.ui.viewer import browse, view

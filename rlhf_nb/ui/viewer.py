@@ -49,13 +49,15 @@ from rlhf_nb.ui.reader import (
 from rlhf_nb.ui.report import demo_report
 from rlhf_nb.ui.run_files import (
     RunFolder,
-    Suspect,
     Updates,
     log_or_means,
     ranges_of,
     rollout_files,
-    run_suspects,
     spread,
+)
+from rlhf_nb.ui.suspects import (
+    Suspect,
+    run_suspects,
     suspects_of,
     two_views,
 )
