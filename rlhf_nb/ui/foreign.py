@@ -5,11 +5,11 @@ file of each."""
 
 from __future__ import annotations
 
+import fnmatch
 import io
 import json
 import math
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,9 @@ TAKEN = {"episode", "prompt", "response", "length", "stopped", "kl", "score", "r
 TRUTHS = dict(true=1.0, false=0.0)
 STOPS = TRUTHS | dict(stop=1.0, eos=1.0, length=0.0, max_tokens=0.0)
 
-# What each trainer calls what a rollout has; "?" marks a column that its files may lack. A file is
-# of the first format whose other columns it has. Of `messages` the last one is the response.
+# What each trainer calls what a rollout has; "?" marks a column that its files may lack, and "*"
+# stands for any letters: a sum. A file is of the first format whose other columns it has, and
+# nothing else is looked at. Of `messages` the last one is the response.
 OURS = "the names of a rollout"
 FORMATS: dict[str, dict[str, str]] = {
     "verl": dict(
@@ -51,7 +52,7 @@ FORMATS: dict[str, dict[str, str]] = {
         token_ids="?responses",
         token_mask="?response_mask",
     ),
-    "trl": dict(prompt="prompt", response="completion", step="?step"),
+    "trl": dict(prompt="prompt", response="completion", scores="?*[Rr]eward*", step="?step"),
     "trl (completions of PPO)": dict(
         prompt="query", response="model response", scores="?score", step="?step"
     ),
@@ -285,18 +286,6 @@ def recognized(rows: Sequence[Row]) -> str | None:
     return next((name for name in FORMATS if needs[name] <= {*_columns(rows)}), None)
 
 
-def _trl_scores(rows: Sequence[Row], own: set[str], notes: list[str]) -> str:
-    """The columns of rewards in trl's table, which names one after each reward function. A note
-    names other numbers, which may be rewards too."""
-    is_number = lambda name: any(math.isfinite(number(row.get(name))) for row in rows[:64])
-    known = [name for name in _columns(rows) if name not in own and is_number(name)]
-    rewards = [name for name in known if "reward" in name.lower()] or known[: len(known) == 1]
-    if unused := [quoted(name) for name in known if name not in rewards]:
-        option = harmless(f"--columns {shlex.quote('scores=' + '+'.join(known))}")
-        notes.append(f"Not in the score: {first_of(unused)}. To add all: {option}")
-    return "+".join(rewards)
-
-
 def mapping_of(
     rows: Sequence[Row],
     given: Mapping[str, str] | None = None,  # beside a format's own, or in its place; "": none
@@ -312,9 +301,8 @@ def mapping_of(
     is_sum = lambda target, its: target == "scores" and its not in columns
     parts = lambda target, its: its.split("+") if is_sum(target, its) else [its]
     known = {target: column.lstrip("?") for target, column in FORMATS[name or OURS].items()}
-    if name == "trl" and "scores" not in given:
-        own = {"step", "prompt", "completion", "advantage", *given.values()}
-        known["scores"] = _trl_scores(rows, own, notes)
+    for target in [target for target, column in known.items() if "*" in column]:
+        known[target] = "+".join(fnmatch.filter(columns, known[target]))
     known = {target: its for target, its in known.items() if {*parts(target, its)} <= {*columns}}
     for target, column in given.items():
         if target not in TARGETS:
