@@ -280,7 +280,7 @@ def parse_columns(words: Iterable[str]) -> dict[str, str]:
     return given
 
 
-def recognized(rows: Sequence[Row]) -> str | None:
+def format_of(rows: Sequence[Row]) -> str | None:
     "The first format whose columns are all there."
     needs = {x: {c for c in known.values() if c[0] != "?"} for x, known in FORMATS.items()}
     return next((name for name in FORMATS if needs[name] <= {*_columns(rows)}), None)
@@ -295,7 +295,7 @@ def mapping_of(
     """Which column is what; a score may be a sum, `a+b`. Raises ValueError where a name cannot be
     mapped, a column is not there, or nothing says which one is the response."""
     given, notes = dict(given or {}), [] if notes is None else notes
-    columns, name = _columns(rows), recognized(rows)
+    columns, name = _columns(rows), format_of(rows)
     can = f"These can be mapped: {', '.join(TARGETS)}."
     has = f"{first_of([quoted(column) for column in columns])}."
     is_sum = lambda target, its: target == "scores" and its not in columns
@@ -360,7 +360,7 @@ def episodes_of(
 ) -> list[Row]:
     "The rows of a table by the names of a rollout; the arguments are those of `mapping_of`."
     mapping = mapping_of(rows, given, source, notes)
-    if recognized(rows) == "NeMo-RL":  # it writes batches of one
+    if format_of(rows) == "NeMo-RL":  # it writes batches of one
         alone = lambda x: x[0] if isinstance(x := _plain(x), list) and len(x) == 1 else x
         rows = [{name: alone(x) for name, x in row.items()} for row in rows]
     return [episode_of(row, mapping) for row in rows]

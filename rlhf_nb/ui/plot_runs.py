@@ -73,7 +73,7 @@ def shared_places(lines: Sequence[pd.Series]) -> list[float]:
     return [x for x in places if all(x in line.index or x > line.index[-1] for line in lines)]
 
 
-def thinned(
+def thin_line(
     line: pd.Series,
     places: Sequence[float],  # sorted
     at_once: bool = False,  # whether a value is that of its last update, and no mean
@@ -107,7 +107,7 @@ def over_runs(
             f"the runs of one line logged {metric} at no common {x}: give each run a name of its "
             "own with --group, or runs with the same --logging_steps."
         )
-    columns = [thinned(line, places, at_once).rename(i) for i, line in enumerate(lines)]
+    columns = [thin_line(line, places, at_once).rename(i) for i, line in enumerate(lines)]
     table = pd.concat(columns, axis=1).sort_index()
     logged = pd.concat([column.notna() for column in columns], axis=1).sort_index()
     spread = table.agg(["mean", "min", "max"], axis=1).set_axis(["mean", "least", "most"], axis=1)

@@ -23,6 +23,7 @@ from rlhf_nb.ui.explore import (
     side_by_side,
 )
 from rlhf_nb.ui.html import (
+    add_blanks,
     asset,
     breakable,
     data_table,
@@ -32,8 +33,7 @@ from rlhf_nb.ui.html import (
     safe_text,
     script_page,
     sheet,
-    spaced,
-    themed,
+    themed_markup,
     tinted_text,
 )
 from rlhf_nb.ui.preference_labels import Labelling, Labels, report_lines
@@ -51,7 +51,7 @@ from rlhf_nb.ui.reward_scores import (
     score_pairs,
     worst_first,
 )
-from rlhf_nb.ui.viz import Html, signed, visible_token
+from rlhf_nb.ui.viz import Html, signed_number, visible_token
 
 SHEETS = ("sheet.css", "tints.css", "preferences.css")
 SCALE = "{signal}: orange above zero, blue and underlined below; full colour at {most}."
@@ -65,7 +65,7 @@ def label_report(labels: Labels) -> Html:
     "How much was labelled, how long it took, how reliable it is."
     rows = list(report_lines(labels).items())
     table = data_table("", ["question", "How good are these labels?"], rows)
-    return themed(sheet(table), sheets=SHEETS)
+    return themed_markup(sheet(table), sheets=SHEETS)
 
 
 def _pane(name: str, text: str) -> Html:
@@ -94,14 +94,14 @@ def render_labelling(
             )
         )
     else:
-        prompt, both = work.shown()
+        prompt, both = work.answers()
         if prompt is not None:
             parts.append(_pane("Prompt", turns_text(prompt)))
         panes = [_pane(f"Answer {i}", turns_text(text)) for i, text in enumerate(both, 1)]
         parts.append(element("div", *panes, class_="panes"))
     table = data_table("", ["question", "answer"], list(report_lines(work.labels).items()))
     summary = element("summary", "How good are these labels?")
-    return themed(sheet(*parts, element("details", summary, table)), sheets=SHEETS)
+    return themed_markup(sheet(*parts, element("details", summary, table)), sheets=SHEETS)
 
 
 _APART_SECONDS = 0.2  # a key that comes sooner after a pair was drawn was not pressed by a reader
@@ -180,7 +180,7 @@ class PreferenceDesk:
             placeholder="1 2 0 u",
             tooltip="1: answer 1 is better. 2: answer 2. 0: a tie. u or Backspace: take back.",
         )
-        field.observe(self.typed, names="value")
+        field.observe(self.take_key, names="value")
         return field
 
     @cached_property
@@ -208,7 +208,7 @@ class PreferenceDesk:
         self.view.value = self.draw()
         return widgets.VBox([line, self.view])
 
-    def typed(self, change: Any) -> None:
+    def take_key(self, change: Any) -> None:
         "The field was written to: a digit behind the last choice, or the last choice removed."
         self.act(partial(self.press, change["new"][-1:] or "u"))
 
@@ -288,9 +288,9 @@ def render_pair(
     ]
     for which, name in enumerate(("Chosen", "Rejected")):
         tokens, row = one.tokens[which], rows[which]
-        words = tinted_text(spaced(tokens, one.answers[which]), row[signal], most, signal)
+        words = tinted_text(add_blanks(tokens, one.answers[which]), row[signal], most, signal)
         numbers = zip(tokens, *row.values())
-        cells = [(visible_token(token), *map(signed, both)) for token, *both in numbers]
+        cells = [(visible_token(token), *map(signed_number, both)) for token, *both in numbers]
         summary = element("summary", f"{name}: all numbers")
         parts += [element("h4", name), element("p", words, class_="answer")]
         parts.append(element("details", summary, data_table("", ["token", *row], cells)))
@@ -307,7 +307,7 @@ def render_pairs(
     lines = (pair_summary(pairs), f"{place} of {len(pairs)} · {signal} · worst mistakes first")
     head = [element("p", safe_text(text)) for text in lines]
     shown = render_pair(pairs[place - 1], signal)
-    return themed(sheet(*head, shown, element("p", safe_text(NOTE))), sheets=SHEETS)
+    return themed_markup(sheet(*head, shown, element("p", safe_text(NOTE))), sheets=SHEETS)
 
 
 class RewardView(Html):

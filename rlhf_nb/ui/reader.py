@@ -31,14 +31,14 @@ from rlhf_nb.ui.episodes import (
     columns_of,
     conversation_of,
     episode_tokens,
-    filled,
     notes_of,
     number_of,
+    tensor_of,
     unit_of,
     when,
 )
 from rlhf_nb.ui.facts import facts_told
-from rlhf_nb.ui.html import asset, breakable, module, script_page, spaced
+from rlhf_nb.ui.html import add_blanks, asset, breakable, module, script_page
 from rlhf_nb.ui.viz import visible
 from rlhf_nb.ui.what_if import (
     UNKNOWN,
@@ -83,7 +83,7 @@ def _measured(shown: Shown, objective: Objective | None) -> dict[str, Tensor]:
     if objective and objective.kl_estimator == "full":
         computed = computed - {"kl"}
     measured = {
-        name: filled(r, name)
+        name: tensor_of(r, name)
         for name in SIGNALS
         if getattr(r, name) is not None and name not in computed
     }
@@ -147,7 +147,7 @@ def packed_update(
     answers: list[str] = []
     widths: list[int] = []  # of each token in its answer, in the units of JavaScript's texts
     for e in rows:
-        pieces = spaced(episode_tokens(r, e), r.responses[e] if r.responses else "")
+        pieces = add_blanks(episode_tokens(r, e), r.responses[e] if r.responses else "")
         texts, units = zip(*map(shown_piece, pieces)) if pieces else ((), ())
         answers.append("".join(texts))
         widths += units
@@ -198,7 +198,7 @@ def _bad_form(r: Rollout, episode: int) -> bool | None:
     return gold_judge(r.responses[episode], facts).malformed if facts and r.responses else None
 
 
-def prompt_text(text: str) -> str:
+def visible_prompt(text: str) -> str:
     "A prompt as it is shown: lines stay lines, what cannot be seen is made visible."
     return visible(text, lines=True)
 
@@ -215,8 +215,8 @@ def _prompt(text: str, turns: Sequence[tuple[str, str]]) -> dict[str, Any]:
     where the gold judge knows them."""
     facts: Mapping[str, str] | None = facts_told(text)
     turns = turns or [(role, said) for role, said in CHAT.findall(text) if said]
-    more = dict(facts=facts, turns=[[*map(prompt_text, turn)] for turn in turns])
-    return dict(text=prompt_text(text)) | {name: x for name, x in more.items() if x}
+    more = dict(facts=facts, turns=[[*map(visible_prompt, turn)] for turn in turns])
+    return dict(text=visible_prompt(text)) | {name: x for name, x in more.items() if x}
 
 
 # ---- Widget and file ----
@@ -226,7 +226,7 @@ SCRIPT = module("arithmetic.js", "reader.js")
 STYLE = asset("theme.css") + asset("reader.css")
 
 
-def head_of(
+def reader_head(
     title: str,
     updates: Sequence[Mapping[str, Any]],  # name, update (its number); run: 1 for another run
     signal: str,

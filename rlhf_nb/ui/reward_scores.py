@@ -35,9 +35,17 @@ from rlhf_nb.rollout import token_texts
 from rlhf_nb.sft import tokenizer_of
 from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.facts import facts_told
-from rlhf_nb.ui.html import data_table, element, percent, safe_text, sheet, spaced, themed
+from rlhf_nb.ui.html import (
+    add_blanks,
+    data_table,
+    element,
+    percent,
+    safe_text,
+    sheet,
+    themed_markup,
+)
 from rlhf_nb.ui.preference_labels import share_sentence
-from rlhf_nb.ui.viz import Html, signed, visible
+from rlhf_nb.ui.viz import Html, signed_number, visible
 
 # ---- Refitted on choices ----
 
@@ -121,7 +129,7 @@ def render_refit(
         parts.append(data_table("", heads, rows))
     else:
         parts.append(element("p", "It agrees with every label."))
-    return themed(sheet(*parts), sheets=["sheet.css"])
+    return themed_markup(sheet(*parts), sheets=["sheet.css"])
 
 
 def margins_of(
@@ -329,17 +337,17 @@ def pair_summary(
     right = int((chosen > rejected).sum())
     return (
         f"{len(pairs)} pairs · accuracy {share_sentence(right, len(pairs))} · mean margin "
-        f"{signed(metrics['margin'])}"
+        f"{signed_number(metrics['margin'])}"
     )
 
 
 def pair_facts(one: ScoredPair) -> str:
     "What is known of a pair as a whole."
-    chosen, rejected = (signed(scores[-1]) for scores in one.scores)
+    chosen, rejected = (signed_number(scores[-1]) for scores in one.scores)
     verdict = "right" if one.margin > 0 else "wrong"
-    start = "" if one.start is None else f" · at the end of the prompt {signed(one.start)}"
+    start = "" if one.start is None else f" · at the end of the prompt {signed_number(one.start)}"
     return (
-        f"Pair {one.number} · {verdict}, margin {signed(one.margin)} · chosen {chosen}, "
+        f"Pair {one.number} · {verdict}, margin {signed_number(one.margin)} · chosen {chosen}, "
         f"rejected {rejected}{start}"
     )
 
@@ -353,7 +361,7 @@ def pair_record(one: ScoredPair) -> dict[str, Any]:
     """One pair as the script reads it: texts with everything visible, all digits of the numbers,
     and the facts that the prompt tells."""
     exact = lambda numbers: " ".join(f"{x:.7g}" for x in numbers)
-    words = lambda which: spaced(one.tokens[which], one.answers[which])
+    words = lambda which: add_blanks(one.tokens[which], one.answers[which])
     return dict(
         facts=pair_facts(one),
         asked=visible(one.prompt).replace("↵\n", "\n"),

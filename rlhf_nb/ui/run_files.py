@@ -21,8 +21,8 @@ from rlhf_nb.base.files import read_jsonl
 from rlhf_nb.masks import last_token, on_tokens, score_sums
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.training.logs import logged_rows
-from rlhf_nb.training.metrics import SHORT
-from rlhf_nb.ui.episodes import filled
+from rlhf_nb.training.metrics import LOG_NAMES
+from rlhf_nb.ui.episodes import tensor_of
 
 # ---- Files ----
 
@@ -122,16 +122,18 @@ def _with_tokens_paid(r: Rollout) -> Rollout:
     return r.with_(paid=last_token(r.mask) if r.paid is None else r.paid, **spread)
 
 
-def merged(parts: Sequence[Rollout]) -> Rollout:
+def merge_rollouts(parts: Sequence[Rollout]) -> Rollout:
     """The parts of one update as one rollout; prompts padded on the left, responses on the right.
     What one part lacks is nan in its episodes; truth values are absent if one part lacks them."""
     if len(parts) == 1:
         return parts[0]
     if any(r.paid is not None for r in parts):  # then all have scores of tokens
         parts = [_with_tokens_paid(r) for r in parts]
-    widest = {name: max(filled(r, name).shape[1] for r in parts) for name in ("prompt_ids", "mask")}
+    widest = {
+        name: max(tensor_of(r, name).shape[1] for r in parts) for name in ("prompt_ids", "mask")
+    }
 
-    def widened(r: Rollout, name: str, like: Tensor) -> Tensor:
+    def pad_to_widest(r: Rollout, name: str, like: Tensor) -> Tensor:
         x, left = getattr(r, name), name.startswith("prompt")
         if x is None:
             x = torch.where(r.mask.bool(), math.nan, 0.0)
@@ -141,13 +143,13 @@ def merged(parts: Sequence[Rollout]) -> Rollout:
         missing = widest["prompt_ids" if left else "mask"] - x.shape[1]
         return pad(x, (missing, 0) if left else (0, missing))
 
-    def together(name: str) -> Tensor | None:
+    def join_tensors(name: str) -> Tensor | None:
         parts_with = [x for r in parts if (x := getattr(r, name)) is not None]
         if not parts_with or (
             len(parts_with) < len(parts) and not parts_with[0].is_floating_point()
         ):
             return None
-        return torch.cat([widened(r, name, parts_with[0]) for r in parts])
+        return torch.cat([pad_to_widest(r, name, parts_with[0]) for r in parts])
 
     texts = {
         name: [x for r in parts for x in getattr(r, name) or [""] * len(r)]
@@ -158,14 +160,14 @@ def merged(parts: Sequence[Rollout]) -> Rollout:
         name: [x for r in parts for x in r.columns.get(name, [None] * len(r))]
         for name in dict.fromkeys(name for r in parts for name in r.columns)
     }
-    tensors = {name: together(name) for name in TENSORS}
+    tensors = {name: join_tensors(name) for name in TENSORS}
     return parts[0].with_(**tensors, **texts, columns=columns)
 
 
 _NUMBERS = "response_ids mask stopped kl scores raw_scores logprobs engine_logprobs".split()
 
 
-def repeated(ids: Tensor, mask: Tensor) -> Tensor:
+def repetition_shares(ids: Tensor, mask: Tensor) -> Tensor:
     "Share [B] of each row's runs of three tokens that came before in it."
     if ids.shape[1] < 3:
         return torch.zeros(len(ids))
@@ -176,21 +178,21 @@ def repeated(ids: Tensor, mask: Tensor) -> Tensor:
     return again / real.sum(1).clamp(min=1)
 
 
-APART = 0.5  # nats between sampler and trainer for the same token, far beyond rounding
+ENGINE_GAP = 0.5  # nats between sampler and trainer for the same token, far beyond rounding
 
 
 def episode_numbers(tensors: Mapping[str, Any]) -> pd.DataFrame:
     """Length, stop, repetition, KL, scores and tokens that sampler and trainer see apart, of each
     episode, from what is there of a rollout."""
     mask = tensors["mask"].bool()
-    frame = dict(length=mask.sum(1), repetition=repeated(tensors["response_ids"], mask))
+    frame = dict(length=mask.sum(1), repetition=repetition_shares(tensors["response_ids"], mask))
     if (stopped := tensors.get("stopped")) is not None:
         frame["stopped"] = stopped
     if (kl := tensors.get("kl")) is not None:
         frame["kl"] = kl.float().masked_fill(~mask, 0.0).sum(1)
     if (engine := tensors.get("engine_logprobs")) is not None and "logprobs" in tensors:
         gap = (engine.float() - tensors["logprobs"].float()).abs().masked_fill(~mask, 0.0)
-        frame["apart"] = (gap > APART).sum(1)
+        frame["apart"] = (gap > ENGINE_GAP).sum(1)
     raw, scores = tensors.get("raw_scores"), tensors.get("scores")
     if (score := raw if scores is None else scores) is not None:
         frame["score"] = score_sums(score).float()
@@ -341,7 +343,7 @@ class RunFolder(Updates):
         return update, *((file.name, file.stat().st_mtime_ns) for file in self.files[update])
 
     def _read(self, update: int) -> Rollout:
-        return merged([Rollout.load(file) for file in self.files[update]])
+        return merge_rollouts([Rollout.load(file) for file in self.files[update]])
 
     def _count(self, update: int) -> pd.DataFrame:
         return pd.concat([numbers_of(file) for file in self.files[update]], ignore_index=True)
@@ -364,9 +366,9 @@ class RunFolder(Updates):
 
 
 MEANS = {  # of the numbers of an update's episodes: what a trainer would have logged them as
-    "raw_score": SHORT["raw score"],
-    "kl": SHORT["KL"],
-    "length": SHORT["length"],
+    "raw_score": LOG_NAMES["raw score"],
+    "kl": LOG_NAMES["KL"],
+    "length": LOG_NAMES["length"],
 }
 
 

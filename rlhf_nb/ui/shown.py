@@ -38,9 +38,9 @@ def win_rate_markup(report: str) -> Html:
 
 
 def plan_markup(
-    phases: Mapping[str, Mapping[str, float]],  # phase -> kind -> GiB
+    phases: Mapping[Any, Mapping[Any, float]],  # phase -> kind -> GiB
     verdict: str,
-    advice: Mapping[str, Any],  # column -> values; none where the run fits
+    advice: Mapping[Any, Any],  # column -> values; none where the run fits
 ) -> str:
     "The memory of each phase, whether it fits, and what to change where it does not."
     changes = pd.DataFrame(advice).to_html(index=False) if advice else ""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from rlhf_nb.evaluate import hacking_alarms
-from rlhf_nb.training.metrics import SHORT
-from rlhf_nb.ui.run_files import APART, Updates, log_or_means
+from rlhf_nb.training.metrics import LOG_NAMES
+from rlhf_nb.ui.run_files import ENGINE_GAP, Updates, log_or_means
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Suspect:
     sentence: str
 
 
-_ODD: dict[str, Callable[[float], str]] = dict(  # how each is said; repetition is `repeated`
+_ODD: dict[str, Callable[[float], str]] = dict(  # of `episode_numbers`, and how it is said
     kl=lambda x: f"KL {x:.3g} nats",
     length=lambda x: f"length {x:.0f} tokens",
     repetition=lambda x: f"repetition {100 * x:.0f} %",
@@ -77,8 +77,8 @@ def two_views(numbers: pd.DataFrame) -> list[Suspect]:
     columns = ["update", "episode", "apart", "length"]
     update, episode, count, length = map(int, numbers[columns].to_numpy()[apart.argmax()])
     sentence = (
-        f"Alarm. Update {update}, episode {episode}: sampler and trainer are {APART} nats and more "
-        f"apart on {count} of {length} tokens, and on {100 * share:.2g} % of all"
+        f"Alarm. Update {update}, episode {episode}: sampler and trainer are {ENGINE_GAP} nats and "
+        f"more apart on {count} of {length} tokens, and on {100 * share:.2g} % of all"
     )
     return [Suspect(update, episode, sentence)]
 
@@ -103,12 +103,12 @@ def run_suspects(
     counted: str = "tokens",  # what lengths are counted in
 ) -> list[Suspect]:  # alarms, then jumps
     "Updates at which something ran away or jumped."
-    watched = {name: SHORT[name] for name in ("score", "KL", "length", "entropy")}
+    watched = {name: LOG_NAMES[name] for name in ("score", "KL", "length", "entropy")}
     logged = {name: column for name, column in watched.items() if column in log}
     alarms = hacking_alarms(log) if "score" in logged and len(logged) > 1 else []
     sentence = lambda alarm: f"Alarm. {alarm.sentence}".replace(" tokens.", f" {counted}.")
     suspects = [Suspect(alarm.update, None, sentence(alarm)) for alarm in alarms]
-    below = log[log[kl] < -0.5] if (kl := SHORT["KL"]) in log else log[:0]
+    below = log[log[kl] < -0.5] if (kl := LOG_NAMES["KL"]) in log else log[:0]
     for row in below.to_dict("records")[-1:]:
         negative = (
             f"Alarm. Update {row['update']:.0f}: mean KL is {row[kl]:.3g} nats. If that is not the "

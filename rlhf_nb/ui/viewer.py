@@ -30,8 +30,8 @@ from rlhf_nb.ui.explore import notebook_bundle
 from rlhf_nb.ui.foreign import ForeignRun, is_foreign
 from rlhf_nb.ui.html import (
     Html,
-    contained,
     element,
+    fit_column,
     number_text,
     percent,
     safe_prose,
@@ -40,10 +40,10 @@ from rlhf_nb.ui.html import (
 )
 from rlhf_nb.ui.reader import (
     Reader,
-    head_of,
     objective_for,
     packed_update,
-    prompt_text,
+    reader_head,
+    visible_prompt,
     write_reader,
 )
 from rlhf_nb.ui.report import demo_report
@@ -113,7 +113,7 @@ class RolloutView(Html):
     def reader(self) -> Reader:
         "The live widget, made at its first use; `reader.place` is where it is."
         update = self.shown.rollout.info.get("update")
-        head = head_of(self.name, [dict(name=self.name, update=update)], self.place["signal"])
+        head = reader_head(self.name, [dict(name=self.name, update=update)], self.place["signal"])
         return Reader(
             head,
             load=lambda _: packed_update(self.shown, None, self.objective),
@@ -180,7 +180,7 @@ def view(
             "phases of the trainer fill the others."
         )
     signal = signal or ("ratio - 1" if now is not None else next(iter(signals), ""))
-    page = RolloutView(contained(episode_markup(shown, episode, signal)))
+    page = RolloutView(fit_column(episode_markup(shown, episode, signal)))
     page.shown, page.place = shown, dict(row=episode, signal=signal)
     check_chosen(shown.rollout, objective)
     page.objective = objective
@@ -239,7 +239,7 @@ def _curve(
 
 
 NO_ALARM = "No alarm: nothing ran away or jumped."
-MOST = 4_000_000  # tokens in one file, at about 14 bytes each
+MOST_TOKENS = 4_000_000  # tokens in one file, at about 14 bytes each
 
 
 def _chosen_updates(files: Sequence[int], updates: int | Sequence[int], odd: set[int]) -> list[int]:
@@ -331,7 +331,7 @@ class RunBrowser:
         ]
         title = f"Rollouts of {' and '.join(self.names)}"
         curves = curves_of(self.lines(), self.run.counted)
-        return head_of(title, updates, self.signal, len(mine) - 1, jumps, curves)
+        return reader_head(title, updates, self.signal, len(mine) - 1, jumps, curves)
 
     def load(self, one: Mapping[str, Any]) -> bytes:
         "One of `updates`, packed."
@@ -381,7 +381,7 @@ class RunBrowser:
         )
 
     def _repr_html_(self) -> str:
-        return contained(self.plain())
+        return fit_column(self.plain())
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         return notebook_bundle(self.reader, self._repr_html_(), repr(self), **kwargs)
@@ -441,11 +441,11 @@ class RunBrowser:
         odd = {nearest(files, one.update) for one in of_run}
         chosen, said = _chosen_updates(files, updates, odd), ""
         tokens = int(self.run.numbers(chosen)["length"].sum())
-        if isinstance(updates, int) and episodes is None and tokens > MOST:
-            fewer = _chosen_updates(files, max(1, len(chosen) * MOST // tokens), odd)
+        if isinstance(updates, int) and episodes is None and tokens > MOST_TOKENS:
+            fewer = _chosen_updates(files, max(1, len(chosen) * MOST_TOKENS // tokens), odd)
             said = (
                 f"{len(fewer)} of {len(chosen)} updates are in this file: all hold {tokens:,} "
-                f"{self.run.counted}, and a file takes {MOST:,}. --update names others."
+                f"{self.run.counted}, and a file takes {MOST_TOKENS:,}. --update names others."
             )
             chosen = fewer
         suspects = suspects_of(self.run, chosen)
@@ -467,7 +467,7 @@ class RunBrowser:
             packed.append(packed_update(shown, rows, self.objective))
             prompts.update(shown.rollout.prompts)
         completed = {
-            prompt_text(prompt): rows_of_prompt
+            visible_prompt(prompt): rows_of_prompt
             for prompt, rows_of_prompt in self.run.completions().items()
             if prompt in prompts
         }

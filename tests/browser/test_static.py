@@ -305,17 +305,6 @@ ONE_OF_EACH = pytest.mark.parametrize(
 )
 
 
-# catches: a file that grows with its markup, or holds a script, a font or a picture that it could
-# fetch
-def test_64_episodes_of_53_tokens_with_all_signals_are_small(
-    files: dict[str, Path], read: Callable
-):
-    assert files["rollout"].stat().st_size < 2_000_000
-    names = read(files["rollout"]).signals()
-    assert {*names} == {*SIGNALS, "ratio - 1", "sampler - trainer", "entropy"}
-    assert names[0] == "ratio - 1"  # the one that is shown first
-
-
 # catches: a control of a file that is dead, nameless, or for the mouse alone; an error on the way
 # (`read` hears it)
 @ONE_OF_EACH
@@ -411,16 +400,6 @@ def test_the_result_of_a_demo_stands_above_its_episodes(files: dict[str, Path], 
     assert file.episode() == 0
 
 
-# catches: a picture of a page that nobody has looked at
-@pytest.mark.slow  # nothing here fails: somebody looks at them
-@ONE_OF_EACH
-def test_pictures_of_a_file(files: dict[str, Path], read: Callable, pictures: Path, kind: str):
-    file = read(files[kind])
-    for width in (NARROW, WIDE):
-        file.page.set_viewport_size(dict(width=width, height=1000))
-        file.page.screenshot(path=pictures / f"file-{kind}-{width}.png", full_page=True)
-
-
 # ---- By keyboard, by what it means ----
 
 
@@ -457,6 +436,7 @@ def test_episodes_by_keyboard(files: dict[str, Path], read: Callable):
 def test_signals_by_keyboard(files: dict[str, Path], read: Callable):
     file, r = read(files["rollout"]), rollout(64, 53)
     names = file.signals()
+    assert names[0] == "ratio - 1"  # the one that is shown first
     numbers = lambda: [
         token.get_attribute("data-number") for token in file.page.locator(".text .token").all()
     ]
@@ -1383,14 +1363,9 @@ def test_hostile_text_under_a_reward_model(tmp_path: Path, read: Callable, axe: 
 
 # catches: text that becomes markup, runs, fetches, ends the data of a page, reorders its
 # neighbours, or makes the page scroll sideways
-@pytest.mark.parametrize("kind", ["rollout", "run"])
-def test_hostile_text_in_a_file(tmp_path: Path, read: Callable, axe: str, kind: str):
+def test_hostile_text_in_a_file(tmp_path: Path, read: Callable, axe: str):
     run = run_of(tmp_path / SCRIPT.replace("/", "_")[:60], 3, hostile)
-    path = {
-        "rollout": lambda: view(hostile()).save_html(tmp_path / "evil.html"),
-        "run": lambda: browse(run).save_html(tmp_path / "run.html"),
-    }[kind]()
-    file = read(path)
+    file = read(browse(run).save_html(tmp_path / "run.html"))
     for fold in file.page.locator("details > summary").all():
         fold.click()
     seen = set()
@@ -1400,42 +1375,6 @@ def test_hostile_text_in_a_file(tmp_path: Path, read: Callable, axe: str, kind: 
         file.press("n")
     assert SCRIPT in seen and "a" * 10_000 in seen and any("\ufffd" in text for text in seen)
     assert any("⟨U+202E⟩" in text for text in seen) and not any("\u202e" in text for text in seen)
-    file.examine(axe)
-    assert not (told := violations([file.body])), told
-    assert not file.page.locator("#app script, #app img, #app svg svg, #app b b, #plain").count()
-
-
-# catches: the same for files of other trainers: their fields, columns, names, and what is said of them
-@pytest.mark.slow
-def test_hostile_text_of_another_trainer(tmp_path: Path, read: Callable, axe: str):
-    n = len(EVIL)
-    rows = [
-        {
-            "prompt": [dict(role=text, content=text), dict(role="user", content=IMAGE)],
-            "response": text,
-            "scores": text,
-            "values": text,
-            "step": 1,
-            SCRIPT: EVIL[(i + 1) % n],
-            IMAGE: [dict(content=text)],
-            "length": text,
-        }
-        for i, text in enumerate(EVIL)
-    ]
-    folder = tmp_path / SCRIPT.replace("/", "_")[:60]
-    folder.mkdir()
-    source = folder / "<img src=x onerror=window.hacked=1>\u202e.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    view_command([str(source), "--no-browser", "--columns", f"values={IMAGE}"])
-    file = read(source.with_name(f"{source.stem}-rollouts.html"))
-    for fold in reversed(file.page.locator("details:not([open]) > summary").all()):
-        fold.click()
-    for i in range(n):
-        told = file.text(".page > .facts")
-        assert f"episode {i} of {n} · " in told and "KL" not in told and "cut off" not in told
-        assert not file.too_wide() and not file.said()
-        file.press("n")
-    assert "window.hacked" in file.text(".read") and "Not in this file" in file.text(".read")
     file.examine(axe)
     assert not (told := violations([file.body])), told
     assert not file.page.locator("#app script, #app img, #app svg svg, #app b b, #plain").count()
