@@ -67,14 +67,14 @@ def remarks(
 ) -> list[str]:
     "A line for each run that is not finished, and for each that logged NaN."
     from rlhf_nb.training.logs import planned_updates
-    from rlhf_nb.ui.plot_runs import along, line_of
+    from rlhf_nb.ui.plot_runs import axis_of, line_of
 
     said = []
     for run, log in logs.items():
         done, planned = int(log[-1]["step"]), planned_updates(Path(run))
         if planned and done < planned:
             said.append(f"{run} is not finished: {done} of {planned} updates.")
-        x = along([log])
+        x = axis_of([log])
         lines = {metric: line_of(log, metric, x) for metric in metrics}
         ill = {metric: line.index[line.isna()][0] for metric, line in lines.items() if line.hasnans}
         if ill:

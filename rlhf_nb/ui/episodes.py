@@ -102,7 +102,7 @@ def prompt_lines(rollout: Rollout, episode: int) -> list[str]:
     ]
 
 
-def against(rollout: Rollout, episode: int, now: Tensor) -> dict[str, Tensor]:
+def clip_signals(rollout: Rollout, episode: int, now: Tensor) -> dict[str, Tensor]:
     """What another policy makes of an episode's tokens: ratio less 1, and +1 or -1 where PPO would
     clip it above or below: at the rollout's own cliprange, or 0.2."""
     old, made = tensor_of(rollout, "logprobs"), rollout.objective or {}
@@ -141,7 +141,7 @@ class Shown:
 
     def extra(self, episode: int) -> dict[str, Tensor]:
         "The signals of one episode that are computed here."
-        signals = {} if self.now is None else against(self.rollout, episode, self.now)
+        signals = {} if self.now is None else clip_signals(self.rollout, episode, self.now)
         n = int(self.rollout.mask[episode].sum())
         if self.entropy is not None:
             signals["entropy"] = self.entropy[episode, :n].float()

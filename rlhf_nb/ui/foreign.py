@@ -85,7 +85,7 @@ def _plain(x: Any) -> Any:
     return list(x) if isinstance(x, tuple) else x
 
 
-def number(x: Any, words: Mapping[str, float] = TRUTHS) -> float:
+def as_number(x: Any, words: Mapping[str, float] = TRUTHS) -> float:
     "A number or a truth value, also one written as text; nan for anything else."
     x = _plain(x)
     try:
@@ -96,13 +96,13 @@ def number(x: Any, words: Mapping[str, float] = TRUTHS) -> float:
         return math.nan
 
 
-def numbers(x: Any) -> list[float]:
-    "Each of a list as `number` reads it; a single one as a list of one."
+def as_numbers(x: Any) -> list[float]:
+    "Each of a list as `as_number` reads it; a single one as a list of one."
     x = x if isinstance(x, list) else [x]
     try:
         return np.array(x, dtype=np.float64).reshape(len(x)).tolist()  # quick for long lists
     except (TypeError, ValueError, OverflowError):
-        return list(map(number, x))
+        return list(map(as_number, x))
 
 
 def _string(x: Any) -> str:
@@ -334,7 +334,7 @@ def episode_of(row: Row, mapping: Mapping[str, str]) -> Row:
     others = {column: x for column, x in row.items() if column not in mapping.values()}
     values = {name: row.get(column) for name, column in mapping.items()} | dict(columns=others)
     if "scores" in mapping and mapping["scores"] not in row:  # a sum, or absent in this row
-        parts = [number(row.get(part)) for part in mapping["scores"].split("+")]
+        parts = [as_number(row.get(part)) for part in mapping["scores"].split("+")]
         known = [x for x in parts if not math.isnan(x)]
         values["scores"] = sum(known) if known else None
     if "messages" in values:
@@ -342,7 +342,7 @@ def episode_of(row: Row, mapping: Mapping[str, str]) -> Row:
         talk = talk if isinstance(talk, list) else [talk]
         values |= dict(prompt=talk[:-1], response=talk[-1:])
     if "token_mask" in values:  # of prompt, answer and padding, from the first one to the last
-        ones = "".join("01"[x > 0] for x in numbers(_plain(values.pop("token_mask"))))
+        ones = "".join("01"[x > 0] for x in as_numbers(_plain(values.pop("token_mask"))))
         end = ones.rfind("1") + 1  # of messages the last alone is the answer
         start = max(0, ones.find("1")) if "messages" not in mapping else ones.rfind("0", 0, end) + 1
         for name in {*TOKEN, *SCORES} & {*values}:
@@ -380,7 +380,7 @@ def _tensor(values: list[Any], name: str, lengths: list[int], unit: str, notes: 
     one does not, and None where most don't fit words: the others do by chance. Scores are [B], and
     sums of lists, where one does not fit."""
     given = list(map(_plain, values))
-    lists, rows = list(map(numbers, given)), range(len(given))
+    lists, rows = list(map(as_numbers, given)), range(len(given))
     padded = lambda its, n: unit == "tokens" and len(its) > n and not any(its[n:])
     fits = lambda its, n: len(its) == n or padded(its, n)
     bad = [i for i in rows if not (isinstance(given[i], list) and fits(lists[i], lengths[i]))]
@@ -417,7 +417,7 @@ def _ids(x: Any, known: int = 2**31) -> list[int] | None:
     "Token ids, with -1 for what is none; None where there is no list."
     x = _plain(x)
     is_id = lambda i: 0 <= i < known and i == int(i)
-    return [int(i) if is_id(i) else -1 for i in numbers(x)] if isinstance(x, list) else None
+    return [int(i) if is_id(i) else -1 for i in as_numbers(x)] if isinstance(x, list) else None
 
 
 def _tokens(
@@ -469,7 +469,7 @@ def rollout_from(
     made: dict[str, Any] = dict.fromkeys((*SIGNALS, *SCORES, "stopped"))
     for name in [name for name in (*SIGNALS, *SCORES) if name in targets]:
         made[name] = _tensor(column(name), name, lengths, unit, notes)
-    stops = [number(x, STOPS) for x in column("stopped")]
+    stops = [as_number(x, STOPS) for x in column("stopped")]
     bad = [(i, "of all or of none") for i, x in enumerate(stops) if x not in (0, 1)]
     _note(notes, "stopped", bad)
     made["stopped"] = torch.tensor(stops).bool() if stops and not bad else None
@@ -568,7 +568,7 @@ class ForeignRun(Updates):
     def _take(self, rows: Sequence[Row], update: int, source: str, notes: list[str]) -> None:
         "Add one table."
         for i, one in enumerate(episodes_of(rows, self.columns, source, notes)):
-            step = number(given := one.get("step", update))
+            step = as_number(given := one.get("step", update))
             if not (math.isfinite(step) and step == int(step)):
                 raise ValueError(
                     f"{source}, row {i}: its step is {quoted(given)}, and an update is a whole "

@@ -327,7 +327,7 @@ def arc(
     )
 
 
-def stacked(
+def stack_bars(
     x: float, y: float, w: float, terms: Sequence[float], opacities: Sequence[float], scale: float
 ) -> str:
     "The terms on top of each other, positive ones upwards and negative ones downwards."
@@ -374,7 +374,7 @@ def panel(
             words(at[t], above, signed_number(deltas[t]), "number", 12, color=INK),
             signed_bar(at[t], zeros[0], thick, deltas[t], scale),
             words(at[t], arcs_at - 8, visible_token(token), "token", 12, color=INK),
-            stacked(at[t], zeros[1], thick, terms[t], fading, scale),
+            stack_bars(at[t], zeros[1], thick, terms[t], fading, scale),
             rule("net", at[t] - edge, at[t] + edge, net, INK, 2.5),
             words(at[t], bottom, signed_number(total), "number", 13, color=INK),
         ]

@@ -114,7 +114,7 @@ def over_runs(
     return spread.mask(logged.eq(False).any(axis=1)).assign(runs=logged.notna().sum(axis=1))
 
 
-def along(logs: Sequence[Log]) -> str:
+def axis_of(logs: Sequence[Log]) -> str:
     "What curves are drawn over: episodes, where all runs logged them, else steps."
     return "episode" if all("episode" in log[-1] for log in logs) else "step"
 
@@ -141,7 +141,7 @@ def plot_runs(
 ) -> Figure:
     """A panel for each metric, a line for each name: the mean of its runs, and a band from the
     least to the most where there are several. A line has a gap where a run logged NaN."""
-    x = along([log for runs in logs.values() for log in runs])
+    x = axis_of([log for runs in logs.values() for log in runs])
     lines = {(name, m): over_runs(runs, m, x) for name, runs in logs.items() for m in metrics}
     names = [name for name in logs if any(lines[name, m] is not None for m in metrics)]
     labels = {

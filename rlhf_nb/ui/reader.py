@@ -77,7 +77,7 @@ def _numbers(x: Tensor) -> list[float | None]:
     return [v if math.isfinite(v) else None for v in x.double().tolist()]
 
 
-def _measured(shown: Shown, objective: Objective | None) -> dict[str, Tensor]:
+def _stored_signals(shown: Shown, objective: Objective | None) -> dict[str, Tensor]:
     "The signals that a page cannot compute, by name."
     r, computed = shown.rollout, FOLLOWS if objective else set()
     if objective and objective.kl_estimator == "full":
@@ -112,14 +112,14 @@ def objective_for(
     carried = objective_of(r)
     objective = carried or chosen
     if objective is None:
-        return None, _asked(r), UNKNOWN
+        return None, _default_objective(r), UNKNOWN
     reproduced, sentence = reproduces(r, objective)
     if reproduced:
         return objective, None, sentence
     return None, None if carried else objective, sentence
 
 
-def _asked(r: Rollout) -> Objective:
+def _default_objective(r: Rollout) -> Objective:
     "What a page begins with that asks the reader for the objective."
     kl_coef = number_of(r, "kl_coef")
     return Objective() if kl_coef is None or kl_coef < 0 else Objective(kl_coef=kl_coef)
@@ -156,7 +156,7 @@ def packed_update(
             prompts[asked] = len(prompts)
             turns.append(turns_of(conversation_of(r, e)))
     arrays = [("widths", np.array(widths, dtype=np.uint32))]
-    for name, x in _measured(shown, objective).items():
+    for name, x in _stored_signals(shown, objective).items():
         row = [x[e, : int(n[e])].detach().float() for e in rows]
         arrays.append((name, torch.cat(row).numpy() if row else np.zeros(0, np.float32)))
     scores = {name: getattr(r, name) for name in ("raw_scores", "scores")}

@@ -138,13 +138,13 @@ class RolloutView(Html):
         return write_reader(path, self.reader.head, [packed], self.reader.place, plain)
 
 
-def _opened(
+def _open_rollout(
     source: Any, columns: Mapping[str, str] | None, tokenizer: Any, update: int | None
 ) -> Rollout:
     "One update of a run, of a file or of records."
     if isinstance(source, (str, Path)) and Path(source).suffix == ".safetensors":
         return Rollout.load(source)
-    run = opened_run(source, columns, tokenizer)
+    run = open_run(source, columns, tokenizer)
     updates = list(run.files)
     if update is not None and update not in updates:
         raise ValueError(f"there is no update {update}: {run.path} has {updates}.")
@@ -167,7 +167,7 @@ def view(
     clipped. Raises ValueError on an episode or a signal that is not there, and where a file cannot
     be read."""
     if not isinstance(rollout, Rollout):
-        rollout = _opened(rollout, columns, tokenizer, update)
+        rollout = _open_rollout(rollout, columns, tokenizer, update)
     if not 0 <= episode < len(rollout):
         raise ValueError(
             f"there is no episode {episode}: this rollout has {len(rollout)}, counted from 0."
@@ -258,7 +258,7 @@ def nearest(updates: Sequence[int], update: int) -> int:
     return min(updates, key=lambda other: abs(other - update))
 
 
-def opened_run(
+def open_run(
     source: Any, columns: Mapping[str, str] | None = None, tokenizer: Any = None
 ) -> Updates:
     "The updates of a run's folder, of files of another trainer, or of records."
@@ -281,8 +281,8 @@ class RunBrowser:
         objective: Objective | None = None,
     ):
         self.objective = objective
-        self.run = opened_run(run, columns, tokenizer)
-        self.other = None if other is None else opened_run(other, columns, tokenizer)
+        self.run = open_run(run, columns, tokenizer)
+        self.other = None if other is None else open_run(other, columns, tokenizer)
         self.names = [x.path.resolve().name for x in (self.run, self.other) if x]
         newest = max(self.run.files)
         check_chosen(self.run.rollout(newest), objective)

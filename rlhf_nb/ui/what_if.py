@@ -62,7 +62,7 @@ def unpenalized(rollout: Rollout, made: Objective | None) -> Tensor:  # [B], or 
     return final_scores(raw, rollout.stopped, made, mask=rollout.mask)
 
 
-def unanswered(rollout: Rollout, objective: Objective) -> str:
+def why_not(rollout: Rollout, objective: Objective) -> str:
     "A sentence on why an objective cannot be tried on a rollout; empty where it can."
     made = objective_of(rollout) or objective
     for name in {made.advantage_estimator, objective.advantage_estimator}:
@@ -87,7 +87,7 @@ def what_if(
 ) -> Rollout:  # the same with kl, scores, rewards, returns and advantages computed again
     """The trainer's third phase with other settings. Whitening is over this rollout alone. Raises
     ValueError where the rollout does not hold what these settings need."""
-    if why := unanswered(rollout, objective):
+    if why := why_not(rollout, objective):
         raise ValueError(f"{why} Change another setting of the rollout's own objective.")
     r, values, stopped = rollout, tensor_of(rollout, "values"), tensor_of(rollout, "stopped")
     kl = tensor_of(r, "kl")
@@ -124,7 +124,7 @@ def _lambda_of(objective: Objective) -> str:
 
 def reproduces(rollout: Rollout, objective: Objective) -> tuple[bool, str]:
     "Whether the objective gives the stored numbers, and a sentence that says so."
-    if why := unanswered(rollout, objective):
+    if why := why_not(rollout, objective):
         return False, why
     again = what_if(rollout, objective)
     off = {
