@@ -260,9 +260,9 @@ class JudgeReport:
         return str(self)
 
     def _repr_html_(self) -> str:
-        from rlhf_nb.ui.shown import judged_markup  # a view, when something is shown
+        from rlhf_nb.ui.shown import win_rate_markup  # a view, when something is shown
 
-        return judged_markup(self)
+        return win_rate_markup(str(self))
 
 # %% ../nbs/reference/46_judging.ipynb #a3eeed2b
 def judge_pairs(

@@ -191,7 +191,7 @@ def test_a_file_of_other_pairs_is_refused(tmp_path, change):
 # repeat or a tie that is trained on, an undo that is not
 def test_what_training_gets(tmp_path):
     work, rng = Labelling(ROWS, tmp_path / "a.jsonl", seed=3), random.Random(0)
-    likes_two = lambda: "2" if work.shown()[1][1].startswith("two") else "1"
+    likes_two = lambda: "2" if work.answers()[1][1].startswith("two") else "1"
     while work.showing:
         if rng.random() < 0.4:
             work.choose(rng.choice("12"))
@@ -288,7 +288,7 @@ def test_a_person_as_a_judge(tmp_path):
     assert 8 < sum(one.left for one in work.order if not one.again) < 32
     while len(work.labels.fresh) < 30:
         pair, again = work.showing.pair, work.showing.again
-        ours = "1" if work.shown()[1][0].startswith("o") else "2"
+        ours = "1" if work.answers()[1][0].startswith("o") else "2"
         work.choose("1" if again else "0" if pair % 3 == 0 else ours)
     prompts, pairs = [row["prompt"] for row in rows], [(f"o{i}", f"t{i}") for i in range(40)]
     for both in (True, False):

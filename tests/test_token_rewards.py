@@ -47,7 +47,7 @@ from rlhf_nb.training.config import PPOConfig
 from rlhf_nb.ui.episodes import shown_of
 from rlhf_nb.ui.foreign import ForeignRun, episodes_of, rollout_from
 from rlhf_nb.ui.reader import packed_update
-from rlhf_nb.ui.run_files import merged
+from rlhf_nb.ui.run_files import merge_rollouts
 from rlhf_nb.ui.what_if import objective_of, reproduces, what_if
 from rlhf_nb.update import Objective, update_metrics
 
@@ -542,7 +542,7 @@ def test_two_ranks_compute_what_one_does():
     alone, metrics = work(whole)
     ranks = on_ranks(work, numbers(whole, slice(0, 2)), numbers(whole, slice(2, 4)))
     assert [r.paid is None for r, _ in ranks] == [False, True]
-    together = merged([r for r, _ in ranks])
+    together = merge_rollouts([r for r, _ in ranks])
     for name in ("scores", "raw_scores", "rewards", "advantages", "returns"):
         torch.testing.assert_close(getattr(together, name), getattr(alone, name))
     assert torch.equal(together.paid, alone.paid)

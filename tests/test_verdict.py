@@ -27,7 +27,7 @@ from rlhf_nb.ui.verdict import (
     spread_posts,
     subreddit_of,
 )
-from rlhf_nb.ui.viz import signed
+from rlhf_nb.ui.viz import signed_number
 
 # ---- The first screen of a report: the gain, its picture, and what is said of the run ----
 
@@ -211,7 +211,7 @@ def test_the_reference_has_its_gold(world):
 
     frame = frame_of(world, [1.0, 2.0, 0.0])
     wanted = [
-        signed(gold_judge(post["completion"], json.loads(post["facts"])).gold)
+        signed_number(gold_judge(post["completion"], json.loads(post["facts"])).gold)
         for post in world.select(range(3))
     ]
     assert sorted(golds(frame)) == sorted(wanted)

@@ -18,7 +18,7 @@ from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.base.fields import Count, NotNegative, Positive, Seed, setting
-from rlhf_nb.cli.arguments import SHORT, DataArguments, ModelArguments
+from rlhf_nb.cli.arguments import TRAINER_HELP, DataArguments, ModelArguments
 from rlhf_nb.cli.data import check_prompts, check_template, drop_long, load_rows, take
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import loading, named, tokenizer_of
@@ -91,7 +91,7 @@ ABOUT = About(
         "help": ("help", "help_all"),
     },
     required={"dataset_name": "required", "model_name_or_path": "required"},
-    help=SHORT
+    help=TRAINER_HELP
     | {
         "model_name_or_path": "The model to judge: a name on the hub, or a folder.",
         "seed": "Seed of the sampling, and of the interval.",

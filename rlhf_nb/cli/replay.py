@@ -125,10 +125,10 @@ def number_table(replay: Replay) -> Table:
 def moved_text(outcome: Outcome, episode: int, most: float) -> Text:
     "A response: orange became likelier, blue less likely, by a quarter of `most` at least."
     from rlhf_nb.ui.episodes import episode_tokens
-    from rlhf_nb.ui.html import spaced
+    from rlhf_nb.ui.html import add_blanks
 
     r, text = outcome.before, Text()
-    words = spaced(episode_tokens(r, episode), r.responses[episode] if r.responses else "")
+    words = add_blanks(episode_tokens(r, episode), r.responses[episode] if r.responses else "")
     for word, moved in zip(words, outcome.likelier[episode].tolist()):
         side = "bold dark_orange" if moved > 0 else "bold dodger_blue2"
         text.append(harmless(word), side if most and abs(moved) > most / 4 else "")

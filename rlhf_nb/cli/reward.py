@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datasets import Dataset
 
 from rlhf_nb.cli.arguments import (
-    SHORT,
     TRAINED,
+    TRAINER_HELP,
     AnswerDataArguments,
     RewardModelArguments,
     supervised_options,
@@ -36,7 +36,7 @@ ABOUT = About(
         "model_name_or_path", training=("center_rewards", "center_rewards_coefficient")
     ),
     required={"dataset_name": "required", "model_name_or_path": "required"},
-    help=SHORT,
+    help=TRAINER_HELP,
 )
 
 

@@ -28,7 +28,7 @@ from rlhf_nb.ppo import final_scores
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.training.resume import changes_text
-from rlhf_nb.ui.run_files import merged
+from rlhf_nb.ui.run_files import merge_rollouts
 from rlhf_nb.update import Metrics
 
 
@@ -72,7 +72,9 @@ def recomputed_by(trainer: PPOTrainer, r: Rollout) -> Rollout:
 
 def of_all_ranks(r: Rollout) -> Rollout:
     "The ranks' episodes as one rollout, in the host's memory."
-    return merged(gather_object([r.with_(**{name: x.cpu() for name, x in tensors_of(r).items()})]))
+    return merge_rollouts(
+        gather_object([r.with_(**{name: x.cpu() for name, x in tensors_of(r).items()})])
+    )
 
 
 def do_again(record: Record, changes: Mapping[str, Any]) -> Outcome:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlhf_nb.losses import explained_variance, policy_diagnostics
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.ui.episodes import filled
+from rlhf_nb.ui.episodes import tensor_of
 from rlhf_nb.update import Metrics
 
 SHOWN = {  # a number of an update: its name in words
@@ -53,7 +53,7 @@ class Outcome:
     @property
     def likelier(self) -> Tensor:
         "Log-prob of each token after the update less before it [B, T], nats; zero on padding."
-        moved = filled(self.after, "logprobs") - filled(self.before, "logprobs")
+        moved = tensor_of(self.after, "logprobs") - tensor_of(self.before, "logprobs")
         return moved.masked_fill(~self.before.mask, 0.0)
 
     @property
@@ -63,7 +63,7 @@ class Outcome:
 
     def numbers(self) -> dict[str, float]:
         "Metrics of the update, and what one forward pass after it shows."
-        r, new = self.before, filled(self.after, "logprobs")
+        r, new = self.before, tensor_of(self.after, "logprobs")
         sums = policy_diagnostics(new, r.logprobs, r.advantages, r.mask, *self.clip)
         low, high = self.clip[0], self.clip[1] or self.clip[0]
         outside = (self.ratios < 1 - low) | (self.ratios > 1 + high)

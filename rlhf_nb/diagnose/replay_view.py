@@ -14,13 +14,13 @@ from rlhf_nb.diagnose.replay_outcome import Outcome, most_moved, shown_numbers
 from rlhf_nb.masks import score_sums
 from rlhf_nb.ui.episodes import end_of, episode_tokens
 from rlhf_nb.ui.html import (
+    add_blanks,
     data_table,
     element,
     safe_prose,
     safe_text,
     sheet,
-    spaced,
-    themed,
+    themed_markup,
     themed_page,
     tinted_text,
 )
@@ -124,7 +124,7 @@ def token_text(outcome: Outcome, episode: int, most: float) -> Html:
     r, tokens = outcome.before, episode_tokens(outcome.before, episode)
     response = r.responses[episode] if r.responses else ""
     moved = outcome.likelier[episode, : len(tokens)].tolist()
-    return tinted_text(spaced(tokens, response), moved, most, "log-prob after less before")
+    return tinted_text(add_blanks(tokens, response), moved, most, "log-prob after less before")
 
 
 def episode_markup(replay: Any, episode: int, most: float) -> Html:
@@ -226,7 +226,7 @@ def replay_body(replay: Any, episodes: Sequence[int] | None = None) -> Html:
 
 def replay_markup(replay: Any, episodes: Sequence[int] | None = None) -> Html:
     "An update as it was and as replayed, in the colours of the page around it."
-    return themed(replay_body(replay, episodes), sheets=SHEETS)
+    return themed_markup(replay_body(replay, episodes), sheets=SHEETS)
 
 
 def replay_page(replay: Any, episodes: Sequence[int] | None = None) -> str:

@@ -402,7 +402,7 @@ class Labelling:
         "The choices so far."
         return Labels(self.rows, self.undone, self.file.torn)
 
-    def shown(self) -> tuple[Turns | None, list[Turns]]:
+    def answers(self) -> tuple[Turns | None, list[Turns]]:
         "The prompt and the two answers as they are shown. Raises ValueError where all are made."
         if self.showing is None:
             raise ValueError(f"all {len(self.order)} choices are made: no pair is shown.")
@@ -418,7 +418,7 @@ class Labelling:
                 f"key {key!r} after {len(self.rows)} of {len(self.order)} choices: give 1, 2 or 0 "
                 "while a pair is shown."
             )
-        prompt, both = self.shown()
+        prompt, both = self.answers()
         one, two = both
         sides: dict[str, tuple[Turns | None, Turns | None]]
         sides = {"1": (one, two), "2": (two, one), "0": (None, None)}

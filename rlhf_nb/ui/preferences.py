@@ -20,7 +20,15 @@ from rlhf_nb.ui.explore import (
     notebook_bundle,
     side_by_side,
 )
-from rlhf_nb.ui.html import data_table, element, error_note, safe_prose, safe_text, sheet, themed
+from rlhf_nb.ui.html import (
+    data_table,
+    element,
+    error_note,
+    safe_prose,
+    safe_text,
+    sheet,
+    themed_markup,
+)
 from rlhf_nb.ui.preference_labels import Labelling, Labels, report_lines
 from rlhf_nb.ui.refit import Refit, refit_reward_model, render_refit
 from rlhf_nb.ui.viz import Html
@@ -32,7 +40,7 @@ def label_report(labels: Labels) -> Html:
     "How much was labelled, how long it took, how reliable it is."
     rows = list(report_lines(labels).items())
     table = data_table("", ["question", "How good are these labels?"], rows)
-    return themed(sheet(table), sheets=SHEETS)
+    return themed_markup(sheet(table), sheets=SHEETS)
 
 
 def _pane(name: str, text: str) -> Html:
@@ -61,14 +69,14 @@ def render_labelling(
             )
         )
     else:
-        prompt, both = work.shown()
+        prompt, both = work.answers()
         if prompt is not None:
             parts.append(_pane("Prompt", turns_text(prompt)))
         panes = [_pane(f"Answer {i}", turns_text(text)) for i, text in enumerate(both, 1)]
         parts.append(element("div", *panes, class_="panes"))
     table = data_table("", ["question", "answer"], list(report_lines(work.labels).items()))
     summary = element("summary", "How good are these labels?")
-    return themed(sheet(*parts, element("details", summary, table)), sheets=SHEETS)
+    return themed_markup(sheet(*parts, element("details", summary, table)), sheets=SHEETS)
 
 
 _APART_SECONDS = 0.2  # a key that comes sooner after a pair was drawn was not pressed by a reader
@@ -147,7 +155,7 @@ class PreferenceDesk:
             placeholder="1 2 0 u",
             tooltip="1: answer 1 is better. 2: answer 2. 0: a tie. u or Backspace: take back.",
         )
-        field.observe(self.typed, names="value")
+        field.observe(self.take_key, names="value")
         return field
 
     @cached_property
@@ -175,7 +183,7 @@ class PreferenceDesk:
         self.view.value = self.draw()
         return widgets.VBox([line, self.view])
 
-    def typed(self, change: Any) -> None:
+    def take_key(self, change: Any) -> None:
         "The field was written to: a digit behind the last choice, or the last choice removed."
         self.act(partial(self.press, change["new"][-1:] or "u"))
 

@@ -21,7 +21,7 @@ from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.scoring import pair_margins
 from rlhf_nb.sft import tokenizer_of
 from rlhf_nb.training.prompts import turns_text
-from rlhf_nb.ui.html import data_table, element, percent, safe_text, sheet, themed
+from rlhf_nb.ui.html import data_table, element, percent, safe_text, sheet, themed_markup
 from rlhf_nb.ui.preference_labels import share_sentence
 from rlhf_nb.ui.viz import Html
 
@@ -105,7 +105,7 @@ def render_refit(
         parts.append(data_table("", heads, rows))
     else:
         parts.append(element("p", "It agrees with every label."))
-    return themed(sheet(*parts), sheets=["sheet.css"])
+    return themed_markup(sheet(*parts), sheets=["sheet.css"])
 
 
 def quick_reward_args(output_dir: str) -> RewardConfig:

@@ -27,7 +27,7 @@ from rlhf_nb.ui.html import (
     safe_prose,
     safe_text,
 )
-from rlhf_nb.ui.viz import signed
+from rlhf_nb.ui.viz import signed_number
 
 # ---- Win rates and their intervals ----
 
@@ -354,13 +354,15 @@ def post_card(title: str, row: Mapping[str, Any], level: int = 4) -> str:
     facts = facts_told(str(row["query"]))
 
     def number(name: str) -> str | None:
-        return signed(float(row[name])) if pd.notna(row[name]) else None
+        return signed_number(float(row[name])) if pd.notna(row[name]) else None
 
     def line(who: str, text: str, *numbers: str | None) -> list[Any]:
         return [who, judged_text(text, facts) if facts else text or "(nothing)", *numbers]
 
     reference = str(row["reference"]).strip()
-    gold = signed(gold_judge(reference, facts).gold) if facts else None  # written to be complete
+    gold = (
+        signed_number(gold_judge(reference, facts).gold) if facts else None
+    )  # written to be complete
     lines = [line("Reference", reference, None, gold)]
     for who in ("sft", "ppo"):
         if pd.notna(row.get(f"text_{who}")):
@@ -384,7 +386,7 @@ def examples_section(frame: pd.DataFrame) -> str:
     gain, rows = frame["gold_ppo"] - frame["gold_sft"], rows_of(frame)
     names = ("Best", "Worst")
     cards = "".join(
-        post_card(f"{name}: {signed(float(gain[i]))} gold points, PPO less SFT", rows[i], 3)
+        post_card(f"{name}: {signed_number(float(gain[i]))} gold points, PPO less SFT", rows[i], 3)
         for name, i in zip(names, best_and_worst(frame))
     )
     return asset("examples.html").format(count=len(frame), legend=asset("legend.html"), cards=cards)
@@ -419,7 +421,7 @@ def posts_section(
         f"lower on {lower}.",
     )
     harm = "".join(
-        post_card(f"Post {i:,} of {n}: {signed(float(gain[i]))} points", rows[i])
+        post_card(f"Post {i:,} of {n}: {signed_number(float(gain[i]))} points", rows[i])
         for i in new(most_harmed(frame, worst + len(above)), worst)
     ) or element("p", f"Nowhere: it lost points on no {'other ' * bool(above)}post.")
     worse = element("h3", f"Where {'else ' * bool(above)}PPO did most harm")

@@ -280,17 +280,6 @@ ONE_OF_EACH = pytest.mark.parametrize(
 )
 
 
-# catches: a file that grows with its markup, or holds a script, a font or a picture that it could
-# fetch
-def test_64_episodes_of_53_tokens_with_all_signals_are_small(
-    files: dict[str, Path], read: Callable
-):
-    assert files["rollout"].stat().st_size < 2_000_000
-    names = read(files["rollout"]).signals()
-    assert {*names} == {*SIGNALS, "ratio - 1", "sampler - trainer", "entropy"}
-    assert names[0] == "ratio - 1"  # the one that is shown first
-
-
 # catches: a control of a file that is dead, nameless, or for the mouse alone; an error on the way
 # (`read` hears it)
 @ONE_OF_EACH
@@ -386,16 +375,6 @@ def test_the_result_of_a_demo_stands_above_its_episodes(files: dict[str, Path], 
     assert file.episode() == 0
 
 
-# catches: a picture of a page that nobody has looked at
-@pytest.mark.slow  # nothing here fails: somebody looks at them
-@ONE_OF_EACH
-def test_pictures_of_a_file(files: dict[str, Path], read: Callable, pictures: Path, kind: str):
-    file = read(files[kind])
-    for width in (NARROW, WIDE):
-        file.page.set_viewport_size(dict(width=width, height=1000))
-        file.page.screenshot(path=pictures / f"file-{kind}-{width}.png", full_page=True)
-
-
 # ---- By keyboard, by what it means ----
 
 
@@ -432,6 +411,7 @@ def test_episodes_by_keyboard(files: dict[str, Path], read: Callable):
 def test_signals_by_keyboard(files: dict[str, Path], read: Callable):
     file, r = read(files["rollout"]), rollout(64, 53)
     names = file.signals()
+    assert names[0] == "ratio - 1"  # the one that is shown first
     numbers = lambda: [
         token.get_attribute("data-number") for token in file.page.locator(".text .token").all()
     ]
@@ -492,8 +472,6 @@ def test_one_scale_for_an_update(tmp_path: Path, read: Callable):
     file.press(str(file.signals().index("kl") + 1))
     first = [colour(t) for t in (0, 3, 5, 7)]
     assert "−0.20 0 +0.20; 99 % of this update is paler" in file.text(".head > .legend")
-    kept = "".join(view(seen.shown.rollout, episode, signal="kl") for episode in (0, 1))
-    assert kept.count("kl; 99 % of this update is paler: full colour at 0.2<") == 2
     assert file.page.locator(".text .below").count() == 1
     file.press("n")
     assert [colour(t) for t in (0, 0, 5, 7)] == first and len({*first}) == 3
@@ -865,8 +843,9 @@ def test_answers_to_the_same_prompt(tmp_path: Path, read: Callable):
     file.wait("Update 0, episode 0")
 
 
-# catches: a wrong word in the colour of a right one, a fact that is left out and not named
-def test_facts_are_coloured_where_the_judge_knows_them(tmp_path: Path, read: Callable):
+# catches: a wrong word in the colour of a right one, a fact that is left out and not named, one on a
+# ground that it cannot be read on
+def test_facts_are_coloured_where_the_judge_knows_them(tmp_path: Path, read: Callable, axe: str):
     post = POST
     words = "my boss sold my lamp because they were bored".split()
     r = rollout(1, len(words), prompts=[post], responses=[" ".join(words)], tokens=[words])
@@ -879,6 +858,10 @@ def test_facts_are_coloured_where_the_judge_knows_them(tmp_path: Path, read: Cal
     in_prompt = lambda kind: file.page.locator(f".prompt mark.{kind}").all_inner_texts()
     assert in_prompt("covered") == ["boss", "sold", "bored"]
     assert in_prompt("missing") == ["tent", "monday", "sad", "sue"]
+    for scheme in ("light", "dark"):
+        file.page.emulate_media(color_scheme=scheme)
+        file.examine(axe)
+        assert not (told := violations([file.body])), (scheme, told)
     plain = read(view(rollout(2, 3)).save_html(tmp_path / "plain.html"))
     assert not plain.page.locator("mark").count()
     run = run_of(tmp_path / "run", 1, lambda u: r.with_(info=dict(update=u)))
@@ -1284,14 +1267,9 @@ def test_a_word_is_no_stop_token(tmp_path: Path, read: Callable):
 
 # catches: text that becomes markup, runs, fetches, ends the data of a page, reorders its
 # neighbours, or makes the page scroll sideways
-@pytest.mark.parametrize("kind", ["rollout", "run"])
-def test_hostile_text_in_a_file(tmp_path: Path, read: Callable, axe: str, kind: str):
+def test_hostile_text_in_a_file(tmp_path: Path, read: Callable, axe: str):
     run = run_of(tmp_path / SCRIPT.replace("/", "_")[:60], 3, hostile)
-    path = {
-        "rollout": lambda: view(hostile()).save_html(tmp_path / "evil.html"),
-        "run": lambda: browse(run).save_html(tmp_path / "run.html"),
-    }[kind]()
-    file = read(path)
+    file = read(browse(run).save_html(tmp_path / "run.html"))
     for fold in file.page.locator("details > summary").all():
         fold.click()
     seen = set()
@@ -1301,42 +1279,6 @@ def test_hostile_text_in_a_file(tmp_path: Path, read: Callable, axe: str, kind: 
         file.press("n")
     assert SCRIPT in seen and "a" * 10_000 in seen and any("\ufffd" in text for text in seen)
     assert any("⟨U+202E⟩" in text for text in seen) and not any("\u202e" in text for text in seen)
-    file.examine(axe)
-    assert not (told := violations([file.body])), told
-    assert not file.page.locator("#app script, #app img, #app svg svg, #app b b, #plain").count()
-
-
-# catches: the same for files of other trainers: their fields, columns, names, and what is said of them
-@pytest.mark.slow
-def test_hostile_text_of_another_trainer(tmp_path: Path, read: Callable, axe: str):
-    n = len(EVIL)
-    rows = [
-        {
-            "prompt": [dict(role=text, content=text), dict(role="user", content=IMAGE)],
-            "response": text,
-            "scores": text,
-            "values": text,
-            "step": 1,
-            SCRIPT: EVIL[(i + 1) % n],
-            IMAGE: [dict(content=text)],
-            "length": text,
-        }
-        for i, text in enumerate(EVIL)
-    ]
-    folder = tmp_path / SCRIPT.replace("/", "_")[:60]
-    folder.mkdir()
-    source = folder / "<img src=x onerror=window.hacked=1>\u202e.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    view_command([str(source), "--no-browser", "--columns", f"values={IMAGE}"])
-    file = read(source.with_name(f"{source.stem}-rollouts.html"))
-    for fold in reversed(file.page.locator("details:not([open]) > summary").all()):
-        fold.click()
-    for i in range(n):
-        told = file.text(".page > .facts")
-        assert f"episode {i} of {n} · " in told and "KL" not in told and "cut off" not in told
-        assert not file.too_wide() and not file.said()
-        file.press("n")
-    assert "window.hacked" in file.text(".read") and "Not in this file" in file.text(".read")
     file.examine(axe)
     assert not (told := violations([file.body])), told
     assert not file.page.locator("#app script, #app img, #app svg svg, #app b b, #plain").count()
