@@ -210,9 +210,7 @@ def test_a_replay_that_forgets_is_caught(run, monkeypatch, spoil, part):
     restored(monkeypatch, spoil)
     assert part in differences(run(), 1)
     done = replay(run(), 1)
-    assert (
-        done.same is False and "do NOT give" in repr(done) and "do NOT give" in done._repr_html_()
-    )
+    assert done.same is False and "do NOT give" in repr(done)
 
 
 def test_a_replay_that_samples_is_caught(run, monkeypatch):
@@ -354,7 +352,7 @@ def test_what_the_run_did_not_keep_is_named_with_the_setting(spoilt):
     del text["files"]["optimizer.pt"]
     manifest.write_text(json.dumps(text))
     (spoilt / "checkpoint-2" / "optimizer.pt").unlink()
-    said(2, "no optimizer.pt: .* FSDP and DeepSpeed")  # which Adam would begin without
+    said(2, "no optimizer.pt: .* FSDP and DeepSpeed leave it out")  # which Adam would begin without
     shutil.rmtree(spoilt / "checkpoint-1")
     said(1, r"no checkpoint-1, .* save_steps=1 \(--save_steps 1\)\.")
     shutil.rmtree(spoilt / "rollouts")
@@ -392,9 +390,8 @@ def test_the_table_has_the_kl_that_the_update_made(run):
     moved = 0.5 * logr.square().mean().item()
     assert done.now["after/approxkl"] == pytest.approx(moved, rel=1e-4)
     assert done.was["after/approxkl"] < moved and 0 < done.now["after/clipfrac"] < 1
-    for text in (repr(done), done._repr_html_()):
-        assert "Update 1: learning_rate 0.03 (was 0.01)" in text and f"{moved:.4g}"[:5] in text
-        assert "KL between the policy before and after the update" in text
+    assert "Update 1: learning_rate 0.03 (was 0.01)" in repr(done)
+    assert re.search(r"KL between .* before and after the update .*\d +\d", repr(done))
 
 
 # catches: a setting with hyphens that is ignored, an optional one that cannot be switched off

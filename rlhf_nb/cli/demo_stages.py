@@ -148,7 +148,7 @@ def world_of(s: DemoSettings) -> tuple[DatasetDict, PreTrainedTokenizerBase]:
 
 def common(s: DemoSettings, folder: Path, **more: Any) -> dict[str, Any]:
     "Arguments that all three trainers get."
-    return dict(
+    shared = dict(
         output_dir=str(folder),
         seed=s.seed,
         use_cpu=True,
@@ -159,8 +159,8 @@ def common(s: DemoSettings, folder: Path, **more: Any) -> dict[str, Any]:
         weight_decay=0.0,
         max_grad_norm=1.0,
         lr_scheduler_type="linear",
-        **more,
     )
+    return shared | more
 
 
 def sft_args(s: DemoSettings, folder: Path, epochs: float = 1.5) -> SFTConfig:
@@ -374,6 +374,9 @@ def ppo_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizerBa
                 value_warmup_updates=min(2, s.episodes // s.batch // 4),
                 local_rollout_forward_batch_size=256,
                 save_rollouts=True,
+                save_strategy="steps" if s.save_steps else "no",
+                save_steps=s.save_steps or 1,
+                save_start=bool(s.save_steps),
                 num_sample_generations=0,
                 logging_steps=1,
             )

@@ -23,7 +23,7 @@ class ReplayArguments:
 ABOUT = About(
     usage="replay RUN --update N [--SETTING VALUE ...]",
     text="Does one update of a run again with other settings, and prints a table of its numbers as "
-    "they were and as replayed. Nothing is sampled or judged, and nothing is written. It needs the "
+    "they were and as replayed. Nothing is sampled or judged, and it writes nothing. It needs the "
     "checkpoint before the update and its rollout (rlhf-nb ppo --save_steps 1 --save_rollouts, for "
     "update 0 --save_start; or rlhf-nb demo --save_steps 1). A setting that is not given stays as "
     "the run had it; with the run's own settings every number is what the run logged, bit for bit.",
@@ -71,7 +71,6 @@ def replay_command(words: Sequence[str]) -> int:
     done = replay(options.run, options.update, **{name: getattr(options, name) for name in names})
     if PartialState().is_main_process:
         changed = {name: dict(was=old, now=new) for name, (old, new) in done.settings.items()}
-        numbers = dict(same=done.same, was=done.was, now=done.now)
-        everything = dict(update=done.update, settings=changed, **numbers)
-        print(strict_json(everything) if options.json else done)
+        told = dict(settings=changed, same=done.same, was=done.was, now=done.now)
+        print(strict_json(dict(update=done.update) | told) if options.json else done)
     return 1 if done.same is False else 0

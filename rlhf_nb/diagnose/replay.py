@@ -6,7 +6,8 @@ from __future__ import annotations
 import copy
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,6 @@ from rlhf_nb.training.folders import checkpoints
 from rlhf_nb.training.logs import logged_rows
 from rlhf_nb.training.metrics import metric_of
 from rlhf_nb.training.resume import changes_text, saved_run
-from rlhf_nb.ui.html import Html, data_table, sheet, themed
 from rlhf_nb.ui.run_files import left_out, ranges_of, rollout_files
 
 FIXED = {  # settings of an update whose other values need what checkpoint and rollout do not hold
@@ -40,7 +40,6 @@ AFTER = {  # numbers of one forward pass after the update, in words
     "after/approxkl": "KL between the policy before and after the update",
     "after/clipfrac": "share of tokens outside the clip range after it",
 }
-HEAD = ("number", "as it was", "replayed")
 
 
 # ---- Settings ----
@@ -91,8 +90,7 @@ def find_checkpoint(folder: Path, update: int) -> Path:
     verify(checkpoint)
     if not (checkpoint / "optimizer.pt").is_file():
         raise ValueError(
-            f"{checkpoint} has no optimizer.pt: save_only_model leaves it out, and FSDP and "
-            "DeepSpeed write it in parts. An update is replayed on one process, or under DDP."
+            f"{checkpoint} has no optimizer.pt: save_only_model, FSDP and DeepSpeed leave it out."
         )
     return checkpoint
 
@@ -100,6 +98,17 @@ def find_checkpoint(folder: Path, update: int) -> Path:
 def surroundings_of(checkpoint: Path) -> dict[str, Any]:
     "What the run computed with: precision, attention, micro-batches."
     return json.loads((checkpoint / "ppo_state.json").read_text())["made"]
+
+
+@contextmanager
+def threads_of(checkpoint: Path) -> Iterator[None]:
+    "As many CPU threads as the run had: another number adds up in another order."
+    threads = torch.get_num_threads()
+    torch.set_num_threads(surroundings_of(checkpoint)["threads"])
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def settings_of(checkpoint: Path) -> dict[str, Any]:
@@ -119,21 +128,20 @@ def load_model(
     if model is not None:
         return copy.deepcopy(model)
     how = dict(attn_implementation=made["attention"]) if made.get("attention") else {}
-    adapter = folder / "adapter_config.json"
-    name: Any = str(folder)
-    if adapter.is_file():
-        name = json.loads(adapter.read_text()).get("base_model_name_or_path")
-    if not name or not (adapter.is_file() or (folder / "config.json").is_file()):
+    path, name = folder / "adapter_config.json", str(folder)
+    if adapter := json.loads(path.read_text()) if path.is_file() else {}:
+        name = adapter.get("base_model_name_or_path", "")
+    if not name or not (adapter or (folder / "config.json").is_file()):
         raise ValueError(
             f"{folder} does not tell which model it is of: make the run's PPOTrainer again, and "
             "give that to replay(trainer, ...) instead of the folder."
         )
-    if adapter.is_file():
+    dtype = getattr(torch, made.get("dtype", "float32")) if adapter else "auto"
+    model = load(name, dtype=dtype, **how)
+    if adapter:
         from peft import PeftModel
 
-        base = load(name, dtype=getattr(torch, made.get("dtype", "float32")), **how)
-        return PeftModel.from_pretrained(base, str(folder), is_trainable=True)
-    model = load(name, dtype="auto", **how)
+        return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
     for name, weight in model.named_parameters():
         weight.requires_grad_(name not in made.get("fixed", ()))
     return model
@@ -190,9 +198,9 @@ def source_of(run: str | Path | PPOTrainer, update: int) -> Source:
         folder = folder / "ppo"
     checkpoint = find_checkpoint(folder, update)
     # A resume may have changed settings: those of this update are in the next checkpoint.
-    later = [p for p in checkpoints(folder) if int(p.name.split("-")[1]) > update]
-    known = [path for path in later if (path / MANIFEST).is_file()]
-    settings, made = settings_of(known[0] if known else checkpoint), surroundings_of(checkpoint)
+    sealed = [path for path in checkpoints(folder) if (path / MANIFEST).is_file()]
+    later = [path for path in sealed if int(path.name.split("-")[1]) > update]
+    settings, made = settings_of([*later, checkpoint][0]), surroundings_of(checkpoint)
     settings |= {x: made[x] for x in ("micro_batch_tokens", "trim_padding") if x in made}
     files, rows = rollout_files(folder)[update], logged_rows(folder)
     logged = {row["step"]: row for row in rows if "objective/kl" in row}
@@ -215,8 +223,8 @@ def prepare_rollout(trainer: PPOTrainer, saved: Rollout) -> Rollout:
 @torch.no_grad()
 def movement(trainer: PPOTrainer, r: Rollout) -> dict[str, float]:
     "KL between the policy before and after an update, and the share of tokens that it clips."
-    measure = lambda part: trainer.forward(trainer.model_wrapped, part)[:1]
-    (logprobs,) = trainer.forward.over(r, measure)
+    forward, model = trainer.forward, trainer.model_wrapped
+    (logprobs,) = forward.over(r, lambda part: forward(model, part)[:1])
     clip = trainer.args.cliprange, trainer.args.cliprange_high
     sums = policy_diagnostics(logprobs, r.logprobs, r.advantages, r.mask, *clip)
     total = {name: trainer.layout.sum(x).item() for name, x in sums.items()}
@@ -228,7 +236,8 @@ def update_again(
     changes: Mapping[str, Any],  # settings of it that change
 ) -> tuple[PPOTrainer, Rollout, dict[str, float]]:  # after the update; what it learnt from
     "The update with some settings. Raises FloatingPointError where it diverges."
-    with no_bars(quiet=True), random_state_kept(), tempfile.TemporaryDirectory() as folder:
+    quiet, threads = no_bars(quiet=True), threads_of(source.checkpoint)
+    with quiet, threads, random_state_kept(), tempfile.TemporaryDirectory() as folder:
         trainer = source.make_trainer({**source.settings, **changes}, folder)
         saved = source.rollout(trainer.args.process_index, trainer.args.world_size)
         r = prepare_rollout(trainer, saved)
@@ -255,23 +264,15 @@ class Replay:
         names = [name for name in self.logged if name in self.was]
         return all(self.logged[name] == self.was[name] for name in names) if names else None
 
-    def texts(self) -> tuple[str, list[tuple[str, str, str]], str]:
-        "What was changed; each number, as it was and as replayed; whether it is the run's."
+    def __repr__(self) -> str:
         label = lambda name: AFTER.get(name) or metric_of(name).label
         rows = [(label(k), f"{self.was[k]:.4g}", f"{self.now[k]:.4g}") for k in self.now]
+        rows = [("number", "as it was", "replayed"), *rows]
         gives = {True: "give", False: "do NOT give", None: "cannot be compared with"}[self.same]
+        title = f"Update {self.update}: {changes_text(self.settings, PPOConfig) or 'unchanged'}"
+        table = [f"{words:54}{was:>12}{now:>12}" for words, was, now in rows]
         verdict = f"The run's own settings {gives} what the run logged of this update, bit for bit."
-        changes = changes_text(self.settings, PPOConfig) or "the run's own settings"
-        return f"Update {self.update}: {changes}", [HEAD, *rows], verdict
-
-    def __repr__(self) -> str:
-        title, rows, verdict = self.texts()
-        lines = [f"{words:60}{was:>12}{now:>12}" for words, was, now in rows]
-        return "\n".join([title, *lines, verdict])
-
-    def _repr_html_(self) -> Html:
-        title, rows, verdict = self.texts()
-        return themed(sheet(data_table(title, rows[0], rows[1:]), verdict), sheets=("sheet.css",))
+        return "\n".join([title, *table, verdict])
 
 
 def replay(
