@@ -351,36 +351,37 @@ class GoldCallback(TrainerCallback):
         )
 
 
+def ppo_args(s: DemoSettings, folder: Path, **more: Any) -> PPOConfig:
+    "How the demo does PPO."
+    settings: dict[str, Any] = dict(
+        learning_rate=6e-4,
+        value_learning_rate=1e-3,
+        total_episodes=s.episodes,
+        num_ppo_epochs=4,
+        num_mini_batches=2,
+        per_device_train_batch_size=s.batch // 2,
+        gradient_accumulation_steps=2,
+        response_length=32,
+        temperature=s.temperature,
+        kl_coef=s.kl_coef,
+        missing_eos_penalty=1.0,
+        normalize_scores=True,
+        value_warmup_updates=min(2, s.episodes // s.batch // 4),
+        local_rollout_forward_batch_size=256,
+        save_rollouts=True,
+        num_sample_generations=0,
+        logging_steps=1,
+    )
+    return PPOConfig(**common(s, folder, **settings | more))
+
+
 def ppo_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
     "PPO on the reward model. The trainer gets prompts, and nothing else of the world."
-    s = run.settings
+    s, kept = run.settings, dict[str, Any]()
+    if run.settings.save_steps:
+        kept = dict(save_strategy="steps", save_steps=s.save_steps, save_start=True)
     with run.written("ppo") as folder:
-        args = PPOConfig(
-            **common(
-                s,
-                folder,
-                learning_rate=6e-4,
-                value_learning_rate=1e-3,
-                total_episodes=s.episodes,
-                num_ppo_epochs=4,
-                num_mini_batches=2,
-                per_device_train_batch_size=s.batch // 2,
-                gradient_accumulation_steps=2,
-                response_length=32,
-                temperature=s.temperature,
-                kl_coef=s.kl_coef,
-                missing_eos_penalty=1.0,
-                normalize_scores=True,
-                value_warmup_updates=min(2, s.episodes // s.batch // 4),
-                local_rollout_forward_batch_size=256,
-                save_rollouts=True,
-                save_strategy="steps" if s.save_steps else "no",
-                save_steps=s.save_steps or 1,
-                save_start=bool(s.save_steps),
-                num_sample_generations=0,
-                logging_steps=1,
-            )
-        )
+        args = ppo_args(s, folder, **kept)
         policy = load_policy(str(run.folder / "sft"))
         reward_model = load_scorer(str(run.folder / "reward"))
         trainer = PPOTrainer(
