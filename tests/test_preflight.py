@@ -21,7 +21,7 @@ from rich.console import Console
 import rlhf_nb
 from rlhf_nb.cli import main
 from rlhf_nb.diagnose.checks import Check, Checks, Finding, Rung, climb, not_here
-from rlhf_nb.diagnose.preflight import LADDER, Price, checked_pairs, preflight
+from rlhf_nb.diagnose.preflight import LADDER, Price, check_pairs, preflight
 from rlhf_nb.diagnose.rungs_update import wanted_token
 from rlhf_nb.diagnose.subject import Subject, text_in
 from rlhf_nb.engines import CachedEngine
@@ -358,12 +358,12 @@ def test_a_trainer_without_prompts_is_refused(ppo):
 )
 def test_pairs_with_other_columns_are_refused(given, said):
     with pytest.raises(ValueError, match=said):
-        checked_pairs(given)
+        check_pairs(given)
 
 
 def test_the_prompt_of_a_pair_may_be_a_conversation():
     row = dict(prompt=[dict(role="user", content="a")], chosen="b", rejected="c")
-    assert checked_pairs([row]) == [row]
+    assert check_pairs([row]) == [row]
 
 
 @pytest.fixture

@@ -167,7 +167,7 @@ class DemoRun:
             )
 
     @contextmanager
-    def written(self, stage: str) -> Iterator[Path]:
+    def stage_folder(self, stage: str) -> Iterator[Path]:
         "The folder of a stage, which appears when all is in it, marked as this demo's."
         from rlhf_nb.checkpoint import seal, staged
 

@@ -131,7 +131,7 @@ def train(trainer: Trainer, run: DemoRun, stage: str, metric: str) -> None:
 
 
 def starting_folder(s: DemoSettings) -> str:
-    "Of the model that the run starts from; empty where it trains one."
+    "Folder of the model that the run starts from; empty where it trains one."
     return str(STARTING_MODEL) if s.starting_model == "kept" else s.starting_model
 
 
@@ -181,7 +181,7 @@ def sft_args(s: DemoSettings, folder: Path, epochs: float = 1.5) -> SFTConfig:
 def sft_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
     "Imitate the references; or take a model that has done so."
     s = run.settings
-    with run.written("sft") as folder:
+    with run.stage_folder("sft") as folder:
         if start := starting_folder(s):
             save_policy(load_policy(start), tokenizer, folder)
             return
@@ -236,7 +236,7 @@ def pairs_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizer
     pairs = DatasetDict(
         train=concatenate_datasets([facts_first, mixed.shuffle(seed=s.seed)]), test=held_out
     )
-    with run.written("pairs") as folder:
+    with run.stage_folder("pairs") as folder:
         pairs.save_to_disk(str(folder))
     run.log("pairs", train=len(pairs["train"]), test=len(pairs["test"]))
 
@@ -244,7 +244,7 @@ def pairs_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizer
 def reward_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
     "Learn what was preferred; centre; measure on held-out pairs and on the probe."
     s, pairs = run.settings, load_from_disk(str(run.folder / "pairs"))
-    with run.written("reward") as folder:
+    with run.stage_folder("reward") as folder:
         args = RewardConfig(
             **common(
                 s,
@@ -380,7 +380,7 @@ def ppo_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizerBa
     s, kept = run.settings, dict[str, Any]()
     if run.settings.save_steps:
         kept = dict(save_strategy="steps", save_steps=s.save_steps, save_start=True)
-    with run.written("ppo") as folder:
+    with run.stage_folder("ppo") as folder:
         args = ppo_args(s, folder, **kept)
         policy = load_policy(str(run.folder / "sft"))
         reward_model = load_scorer(str(run.folder / "reward"))
