@@ -14,6 +14,7 @@ import math
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -372,6 +373,24 @@ def make_trainer(s: dict, folder: Path, kind: type, parts: dict | None = None, *
 # ---- Telling ----
 
 
+def run_logged(words: list[str], log: Path, name: str, **more: str) -> None:
+    "Python in a process of its own, `more` in its environment; raises SystemExit where it fails."
+    start = time.perf_counter()
+    with open(log, "a", encoding="utf-8") as file:
+        both = dict(stdout=file, stderr=subprocess.STDOUT, env=os.environ | more)
+        code = subprocess.run([sys.executable, *words], **both).returncode
+    took = time.perf_counter() - start
+    print(f"{name}: exit code {code} after {took:.0f} s", flush=True)
+    if code:
+        raise SystemExit(f"see {log}")
+
+
+def described_parser(doc: str) -> argparse.ArgumentParser:
+    "With a module's docstring as it is."
+    kind = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=doc, formatter_class=kind)
+
+
 def installed(name: str) -> str | None:
     "Its version."
     try:
@@ -466,9 +485,7 @@ def title(text: str, results: dict) -> str:
 def parser_of(doc: str, name: str, threads: Any = 1, rounds: int = 0) -> argparse.ArgumentParser:
     """The words that every benchmark knows, and defaults: `threads` may be several, each measured
     by itself; `rounds`, where it has any."""
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(doc)
     add = parser.add_argument
     add("--quick", action="store_true", help="tiny sizes, few rounds: does it run?")
     many = "+" if isinstance(threads, list) else None

@@ -18,12 +18,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import random
 import resource
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import described_parser, run_logged
 from datasets import Dataset, concatenate_datasets, load_from_disk
 from rich.console import Console
 from transformers import PrinterCallback
@@ -539,9 +537,7 @@ def summary(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[61, 62, 63])
     parser.add_argument("--runs", type=Path, default=Path("runs/goodhart"))
     parser.add_argument("--size", choices=SIZES, default="full")
@@ -560,18 +556,8 @@ def main() -> None:
                 continue
             folder.mkdir(parents=True, exist_ok=True)
             words = ["--seeds", str(seed), "--runs", str(options.runs), "--size", options.size]
-            start = time.perf_counter()
-            with open(folder / "log.txt", "a", encoding="utf-8") as log:
-                code = subprocess.run(
-                    [sys.executable, __file__, *words, "--job", job],
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=os.environ | dict(OMP_NUM_THREADS="1"),
-                ).returncode
-            took = time.perf_counter() - start
-            print(f"seed {seed}, {job}: exit code {code} after {took:.0f} s", flush=True)
-            if code:
-                raise SystemExit(f"see {folder / 'log.txt'}")
+            log, name = folder / "log.txt", f"seed {seed}, {job}"
+            run_logged([__file__, *words, "--job", job], log, name, OMP_NUM_THREADS="1")
         print(summary(collected(options.runs, [seed], jobs)[seed]), flush=True)
     seeds = sorted({TUNING, *options.seeds})
     whole = dict(size=options.size, seeds=collected(options.runs, seeds, jobs))

@@ -18,7 +18,6 @@ There, each clock waits for the device.
 the pad token, which the peer would take for the end. What they cost both sides pay.
 """
 
-import argparse
 import contextlib
 import cProfile
 import gc
@@ -38,6 +37,7 @@ import torch
 from common import (
     PAD,
     Dice,
+    described_parser,
     dice,
     in_phases,
     make_prompts,
@@ -228,9 +228,7 @@ TRAINERS = dict(ours=ours, peer=peer)
 
 def main() -> None:
     "Load what both sides load, make the trainer, and do what is asked."
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     add = parser.add_argument
     add("--side", choices=TRAINERS, required=True)
     add("--folder", type=Path, required=True, help="with policy/, reward/, value/, setting.json")

@@ -15,7 +15,6 @@ update, the verdicts, KL and seconds; and the command, its hours, the versions a
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import tempfile
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import environment
+from common import described_parser, environment
 from datasets import DatasetDict
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase, PrinterCallback, set_seed
@@ -215,9 +214,7 @@ def collect(folder: Path, output: Path) -> None:
 
 
 def main(words: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/sensitivity"))
     parser.add_argument("--output", type=Path, default=HERE / "results" / "sensitivity.json")
     parser.add_argument("--collect", action="store_true", help="train nothing")

@@ -21,7 +21,7 @@ from datasets import Dataset, DatasetDict, load_from_disk
 from rich.console import Console
 from safetensors.torch import load_file
 
-from rlhf_nb import cli
+from rlhf_nb import cli, replay
 from rlhf_nb.checkpoint import staged
 from rlhf_nb.cli import demo_stages
 from rlhf_nb.cli.demo import demo
@@ -44,6 +44,7 @@ TINY = dict(
     eval_posts=40,
     validation_posts=20,
     evaluations=1,
+    save_steps=1,
     threads=1,
 )
 PROMISED = """settings.json metrics.jsonl results.json rollouts.html completions/sft.csv completions/ppo.csv pairs/dataset_dict.json
@@ -266,6 +267,13 @@ def test_an_interrupted_run_goes_on(run, tmp_path):
         if "step" in log and "gold/reward" not in log and "train_loss" not in log
     ]
     assert len(steps) == len(set(steps))  # what the interrupted stage had written is gone
+
+
+# catches: a demo whose updates cannot be done again, or give other numbers than it logged
+def test_an_update_of_the_demo_is_replayed(run):
+    done = replay(run[0], 1, learning_rate=1e-4)
+    assert done.same and done.now["lr"] < done.was["lr"]
+    assert len([*(run[0] / "ppo").glob("checkpoint-*")]) == 4  # one before the first update
 
 
 # catches: a metrics file whose last line was cut off by a kill, and that stops the run that would
