@@ -435,8 +435,10 @@ def test_fresh_deletes_what_bears_its_mark_and_prints_it(tmp_path):
     settings, text = DemoSettings(str(tmp_path / "run")), io.StringIO()
     made = DemoRun(settings, Console(quiet=True))
     for stage in ("sft", "pairs"):
-        with made.written(stage) as folder:
+        with made.stage_folder(stage) as folder:
             (folder / "model.safetensors").write_text(stage)
+            (folder / "checkpoint-1").mkdir()
+            (folder / "checkpoint-1" / "manifest.json").write_text("{}")  # of --save_steps
     (made.folder / "mine.txt").write_text("mine")
     (made.folder / "sft" / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="sft/notes.txt was not written by the run"):
@@ -451,7 +453,7 @@ def test_fresh_deletes_what_bears_its_mark_and_prints_it(tmp_path):
         "settings.json",
     ]
     other = DemoRun(DemoSettings(str(tmp_path / "other")), Console(quiet=True))
-    with other.written("ppo") as folder:
+    with other.stage_folder("ppo") as folder:
         (folder / "model.safetensors").write_text("of another demo")
     shutil.copytree(other.folder / "ppo", made.folder / "ppo")
     DemoRun(settings, Console(quiet=True))  # a stage that was copied here is used
