@@ -251,35 +251,21 @@ def reinforce(
     from transformers import PrinterCallback, TrainerCallback, set_seed
 
     from rlhf_nb.cli.demo_run import DemoSettings
-    from rlhf_nb.cli.demo_stages import common, quiet
+    from rlhf_nb.cli.demo_stages import ppo_args, quiet
     from rlhf_nb.estimators import ESTIMATORS
     from rlhf_nb.models import load_policy, load_scorer, zero_head
-    from rlhf_nb.trainer import PPOConfig, PPOTrainer
+    from rlhf_nb.trainer import PPOTrainer
 
     m, out, report = models(folder), tempfile.mkdtemp(), {}
     policy = load_policy(str(folder / "sft"))
     critic = ESTIMATORS[METHODS[method]["advantage_estimator"]].critic
     value = zero_head(load_scorer(str(folder / "reward"))) if critic else None
     set_seed(seed)
-    args = PPOConfig(
-        **common(DemoSettings(seed=seed), Path(out)),
-        **METHODS[method],
-        learning_rate=rate,
-        total_episodes=size["episodes"],
-        num_generations=4,
-        num_ppo_epochs=4,
-        num_mini_batches=2,
-        per_device_train_batch_size=size["batch"] // 2,
-        gradient_accumulation_steps=2,
-        response_length=RESPONSE,
-        temperature=TEMPERATURE,
-        kl_coef=KL_COEF,
-        missing_eos_penalty=1.0,
-        normalize_scores=True,
-        local_rollout_forward_batch_size=256,
-        num_sample_generations=0,
-        logging_steps=1,
-    )
+    sizes: dict[str, Any] = dict(episodes=size["episodes"], batch=size["batch"])
+    demo = DemoSettings(seed=seed, temperature=TEMPERATURE, kl_coef=KL_COEF, **sizes)
+    alike = dict(num_generations=4, save_rollouts=False)
+    alike |= dict(value_learning_rate=None, value_warmup_updates=0)  # but for PPO's critic
+    args = ppo_args(demo, Path(out), **alike | METHODS[method], learning_rate=rate)
     prompts = m["world"]["train"].select_columns(["prompt"])
     with quiet(), measured(m, policy, size, seed, report) as watch:
         trainer = PPOTrainer(args, m["tokenizer"], policy, None, m["reward"], prompts, value)

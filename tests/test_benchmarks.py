@@ -65,7 +65,7 @@ def results(found: dict[str, list[dict]]) -> dict:
         rate=rate,
         **bench.summary(SIZES, found, rate),
     )
-    return dict(environment=bench.environment(True), quick=False, runs=[run])
+    return dict(environment=common.environment(True), quick=False, runs=[run])
 
 
 # catches: a mean that forgets the cut, a law that is not geometric, lengths of 0, and lengths above

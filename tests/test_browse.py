@@ -18,7 +18,7 @@ from packs import pieces, unpacked
 from test_viewer import HOSTILE, ask, make, read_page
 
 from rlhf_nb.cli.view import view_command
-from rlhf_nb.diagnose.replay_record import check_kept
+from rlhf_nb.diagnose.replay import find_checkpoint
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.training.text_statistics import repetition
 from rlhf_nb.ui import run_files
@@ -160,8 +160,8 @@ def test_an_update_that_is_left_out_is_named(run, capsys):
         view_command([str(run), "--update", "2"])
     err = " ".join(capsys.readouterr().err.split())
     assert "keeps 0, 1, 3, 4: give one of them" in err and said in err
-    with pytest.raises(ValueError, match=f"of updates 0, 1, 3, 4, not 2. {said}"):
-        check_kept(run, 2)
+    with pytest.raises(ValueError, match=f"no rollout of update 2. {said}"):
+        find_checkpoint(run, 2)
     assert left_out(run, 1) == left_out(run, 7) == left_out(run / "nowhere", 1) == ""
 
 

@@ -32,6 +32,7 @@ import rlhf_nb.shaping
 from rlhf_nb import replay
 from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.preflight import LADDER, preflight
+from rlhf_nb.diagnose.replay import source_of, update_again
 from rlhf_nb.encoding import token_spans
 from rlhf_nb.estimators import ESTIMATORS
 from rlhf_nb.gae import gae
@@ -593,9 +594,8 @@ def test_a_run_keeps_resumes_replays_and_evaluates_them(kind, ppo):
     for name, want in zip(("rewards", "advantages"), by_numpy(first, cfg)):
         assert_allclose(getattr(first, name), want, atol=1e-5, rtol=0)
     folder = trainer.args.output_dir
-    again = replay(folder, 1)
-    assert again.same, again.checks
-    harder = replay(folder, 1, missing_eos_penalty=2.0).now.before
+    assert replay(folder, 1).same
+    _, harder, _ = update_again(source_of(folder, 1), dict(missing_eos_penalty=2.0))
     cut = (last_token(harder.mask) & ~harder.stopped[:, None]).float()
     torch.testing.assert_close(harder.rewards, kept[1].rewards - 1.5 * cut)
     if kind == "gae":

@@ -16,7 +16,6 @@ from rlhf_nb.masks import on_tokens
 from rlhf_nb.ppo import final_scores, with_advantages
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.shaping import penalize_missing_eos
-from rlhf_nb.training.compat import with_new_names
 from rlhf_nb.ui.episodes import tensor_of
 from rlhf_nb.update import Objective
 
@@ -31,7 +30,7 @@ def objective_of(rollout: Rollout) -> Objective | None:
     known here. Raises ValueError on a value that a setting may not have."""
     if rollout.objective is None:
         return None
-    made, known = with_new_names(rollout.objective), {f.name for f in fields(Objective)}
+    made, known = rollout.objective, {f.name for f in fields(Objective)}
     if not {*made} <= known:
         return None
     objective = Objective(**made)
