@@ -32,11 +32,12 @@ from rlhf_nb.evaluate import (
     hacking_alarms,
     repetition,
 )
-from rlhf_nb.models import load_policy, load_scorer
 from rlhf_nb.reward import score_texts
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.tldr import gold_judge, win_rate
+from rlhf_nb.tldr import gold_judge
+from rlhf_nb.training.model_loading import load_policy, load_scorer
 from rlhf_nb.ui.plots import plot_frontier
+from rlhf_nb.world import win_rate
 
 HERE = Path(__file__).parent
 TEMPERATURE = 0.7  # of the PPO stage of `rlhf-nb demo`

@@ -38,12 +38,15 @@ from transformers import PrinterCallback
 from rlhf_nb.cli.demo_run import DemoRun, DemoSettings
 from rlhf_nb.cli.demo_stages import common, quiet, reward_report, sampled_pairs, sft_stage, world_of
 from rlhf_nb.evaluate import best_of_n_kl, best_of_n_reward, outcomes
-from rlhf_nb.logprobs import response_logprobs
-from rlhf_nb.models import load_policy, load_scorer, load_tokenizer, scorer_from, zero_head
+from rlhf_nb.fast_logprobs import response_logprobs
+from rlhf_nb.models import scorer_from, zero_head
 from rlhf_nb.reward import Ensemble, RewardConfig, RewardTrainer, center_rewards, score_texts
-from rlhf_nb.rollout import Rollout, Sampling, sample, texts_of
-from rlhf_nb.tldr import edit_pairs, gold_judge
+from rlhf_nb.rollout import Rollout, sample, texts_of
+from rlhf_nb.sampling import Sampling
+from rlhf_nb.tldr import gold_judge
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.model_loading import load_policy, load_scorer, load_tokenizer
+from rlhf_nb.world import edit_pairs
 
 HERE = Path(__file__).parent
 TEMPERATURE, TOKENS = 0.7, 32  # of every answer, of PPO and of the pool

@@ -35,9 +35,10 @@ from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.cli import demo_stages
 from rlhf_nb.cli.demo_run import QUICK, DemoRun, DemoSettings
 from rlhf_nb.evaluate import complete, judge_completions, response_kl
-from rlhf_nb.models import load_policy, load_scorer, zero_head
+from rlhf_nb.models import zero_head
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.model_loading import load_policy, load_scorer
 
 HERE = Path(__file__).parent
 TOKENS = 32

@@ -91,13 +91,13 @@ from rich.progress import track
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
+from .base.encoding import encode_prompts
 from .base.files import append_jsonl
-from .encoding import encode_prompts
-from .kl import response_full_kl
+from .kl_control import response_full_kl
 from .masks import left_pad
 from .reward import score_texts
-from .rollout import Sample, Sampling, sample, texts_of
-from .sampling import Engine
+from .rollout import Sample, sample, texts_of
+from .sampling import Engine, Sampling
 from .tldr import Verdict, gold_judge
 
 if TYPE_CHECKING:

@@ -13,16 +13,12 @@ from torch import Tensor
 from .forward import Forwarded
 from .gae import gae, lambda_of, returns_from
 from .losses import policy_diagnostics, policy_loss, value_diagnostics, value_loss
-from .masks import masked_sum, score_sums, whiten
+from .masks import masked_sum, whiten
+from .moments import RunningMoments
+from .packing import score_sums
 from .rollout import Rollout
 from .sampling import importance_weights
-from rlhf_nb.shaping import (
-    RunningMoments,
-    clip_scores,
-    penalize_missing_eos,
-    replace_missing_eos,
-    shape_rewards,
-)
+from .shaping import clip_scores, penalize_missing_eos, replace_missing_eos, shape_rewards
 
 Reduce = Callable[[Tensor], Tensor]  # sums a tensor over all ranks
 
@@ -144,7 +140,7 @@ from typing import Annotated, Literal
 
 from .base.fields import Among, Count, NotNegative, Positive, Range, Share, setting
 from .losses import explained_variance
-from .masks import last_token, on_tokens
+from .packing import last_token, on_tokens
 from .sampling import mismatch
 
 # %% ../nbs/reference/45_update.ipynb #a1a0a7f4
@@ -374,7 +370,7 @@ def engine_metrics(
 from typing import Any
 
 from .kl import estimate_kl
-from .masks import log_ratio
+from .packing import log_ratio
 
 # %% ../nbs/reference/55_estimators.ipynb #cb4467cf
 def dr_grpo(

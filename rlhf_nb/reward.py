@@ -84,12 +84,7 @@ from transformers import (
 )
 
 from .base.custom import check_head, linear_head
-from .base.fields import NotNegative, setting
-from .base.last_layer import read_at
-from .base.loading import check_scorer, reads_both_ways
-from .base.markdown import inline, on_hub, two_columns
-from .base.noise import check_steady, without_noise
-from rlhf_nb.encoding import (
+from rlhf_nb.base.encoding import (
     Marked,
     Turns,
     alike,
@@ -103,22 +98,14 @@ from rlhf_nb.encoding import (
     token_spans,
     without_stop,
 )
-from .masks import left_pad, on_tokens, position_ids, score_sums
-from rlhf_nb.models import (
-    CENTER,
-    fit_embeddings,
-    fresh_head,
-    inside,
-    load_scorer,
-    load_whole,
-    merged,
-    pad_alone,
-    response_values,
-    scorer_from,
-    sequence_scores,
-    token_scores,
-    with_adapter,
-)
+from .base.fields import NotNegative, setting
+from .base.last_layer import read_at
+from .base.loading import check_scorer, reads_both_ways
+from .base.markdown import inline, on_hub, two_columns
+from .base.noise import check_steady, without_noise
+from .masks import left_pad
+from .models import inside, response_values, scorer_from, sequence_scores, token_scores
+from .packing import on_tokens, position_ids, score_sums
 from rlhf_nb.sft import (
     check_lengths,
     cut_prompt,
@@ -127,6 +114,16 @@ from rlhf_nb.sft import (
 )
 from .training.layout import Layout, Measure, Placed, whole
 from .training.loop import SealedTrainer
+from rlhf_nb.training.model_loading import (
+    CENTER,
+    fit_embeddings,
+    fresh_head,
+    load_scorer,
+    load_whole,
+    merged,
+    pad_alone,
+    with_adapter,
+)
 from .training.prompts import rows_of
 from .training.reporting import hub_name
 from rlhf_nb.training.supervised import (

@@ -29,9 +29,10 @@ from .checkpoint import load_weights, save_policy, save_weights
 from .engines import CachedEngine, VLLMEngine, VLLMServer
 from .evaluate import Completions, complete, completions_table, interleaved
 from .forward import Forward, PolicyAndValue, cache_tokens
-from .kl import AdaptiveKLController, FixedKLController, estimate_kl, response_full_kl
-from .masks import score_sums
-from .models import load_tokenizer, merged
+from .kl import estimate_kl
+from .kl_control import AdaptiveKLController, FixedKLController, response_full_kl
+from .moments import RunningMoments
+from .packing import score_sums
 from rlhf_nb.ppo import (
     ESTIMATORS,
     Metrics,
@@ -46,9 +47,8 @@ from rlhf_nb.ppo import (
     update_metrics,
 )
 from .reward import judges_of
-from .rollout import Rollout, Sample, Sampling, texts_of
-from .sampling import Engine
-from .shaping import RunningMoments
+from .rollout import Rollout, Sample, texts_of
+from .sampling import Engine, Sampling
 from rlhf_nb.training.build import (
     as_reference,
     build_models,
@@ -63,6 +63,7 @@ from .training.completions import report_completions
 from .training.config import PPOConfig, check_args, check_estimator
 from .training.layout import Layout, Measure, Placed, layer_by_layer
 from .training.loop import UpdateTrainer
+from .training.model_loading import load_tokenizer, merged
 from .training.precision import half_trained
 from rlhf_nb.training.prompts import (
     as_batch,

@@ -22,7 +22,7 @@ from ppo_fixtures import likes_c, logs, unlike, untimed, weights
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import rlhf_nb
-from rlhf_nb.kl import AdaptiveKLController, FixedKLController
+from rlhf_nb.kl_control import AdaptiveKLController, FixedKLController
 from rlhf_nb.training.metrics import METRICS, in_order
 from rlhf_nb.ui.chart import thin
 from rlhf_nb.ui.dashboard import LiveDashboard, Wishes

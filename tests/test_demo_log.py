@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from rlhf_nb.cli.demo_log import claims_text, gain_lines, posts_table, print_end, short_post
-from rlhf_nb.tldr import mini_tldr
+from rlhf_nb.world import mini_tldr
 
 
 @pytest.fixture(scope="module")

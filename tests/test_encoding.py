@@ -15,7 +15,7 @@ from tokenizers.trainers import BpeTrainer, WordLevelTrainer
 from transformers import PreTrainedTokenizerFast
 
 import rlhf_nb
-from rlhf_nb.encoding import (
+from rlhf_nb.base.encoding import (
     encode,
     encode_prompts,
     joined,
@@ -25,10 +25,11 @@ from rlhf_nb.encoding import (
     template_settings,
 )
 from rlhf_nb.evaluate import complete
-from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import encode_pairs, score_ids, score_texts
 from rlhf_nb.sft import encode_rows
 from rlhf_nb.training import prompts, supervised
+from rlhf_nb.training.model_loading import tiny_policy
 from rlhf_nb.training.prompts import collate_prompts
 
 TEXTS = [

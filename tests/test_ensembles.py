@@ -10,10 +10,11 @@ from ppo_fixtures import PROMPTS, SIZES, likes_c
 from rlhf_nb.cli import main
 from rlhf_nb.cli.plan import plan_of
 from rlhf_nb.cli.ppo import ppo_command, ppo_parser
-from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import Ensemble, Judges, group_centers, load_judge, score_texts
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOConfig
+from rlhf_nb.training.model_loading import tiny_policy
 
 ANSWERS = ["a", "cc", "dab", "e"] * 6
 

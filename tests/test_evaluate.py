@@ -39,8 +39,9 @@ from rlhf_nb.evaluate import (
     wilson_interval,
     win_rate_interval,
 )
-from rlhf_nb.tldr import gold_judge, win_rate, write_summary
+from rlhf_nb.tldr import gold_judge
 from rlhf_nb.ui.plots import plot_frontier
+from rlhf_nb.world import win_rate, write_summary
 
 # ---- Intervals ----
 
@@ -818,10 +819,11 @@ def test_best_of_n_kl():
 # catches: KL per token, KL the other way round, another temperature, padding that counts, a model
 # left in another mode, a moved random state
 def test_response_kl(world, tokenizer, tiny):
+    from rlhf_nb.fast_logprobs import response_logprobs
     from rlhf_nb.kl import estimate_kl
-    from rlhf_nb.logprobs import response_logprobs
     from rlhf_nb.masks import left_pad
-    from rlhf_nb.rollout import Sampling, sample
+    from rlhf_nb.rollout import sample
+    from rlhf_nb.sampling import Sampling
 
     policy, ref, prompts = tiny(0), tiny(1), list(world["test"]["prompt"]) * 8
     with torch.no_grad():

@@ -9,8 +9,8 @@ from datasets import Dataset
 from ppo_fixtures import PROMPTS, STOP, untimed
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
-import rlhf_nb.models
 import rlhf_nb.reward
+import rlhf_nb.training.model_loading
 from rlhf_nb.masks import response_mask
 from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import RewardConfig, RewardTrainer, score_texts
@@ -121,7 +121,7 @@ class ReadByIds(RewardTrainer):
 @pytest.mark.parametrize("fault", ["padding_idx", "read by ids"])
 def test_faults_are_seen(trained, monkeypatch, fault):
     if fault == "padding_idx":
-        monkeypatch.setattr(rlhf_nb.models, "set_pad_token", fixed_row)
+        monkeypatch.setattr(rlhf_nb.training.model_loading, "set_pad_token", fixed_row)
     else:
         monkeypatch.setitem(globals(), "RewardTrainer", ReadByIds)
     assert apart(trained("reward", "<pad>"), trained("reward", "<eos>")) > 1e-3

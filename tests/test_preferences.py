@@ -558,7 +558,7 @@ def test_refits_come_by_themselves(tmp_path):
 
 @pytest.fixture(scope="module")
 def judge(letters):
-    from rlhf_nb.models import tiny_policy
+    from rlhf_nb.training.model_loading import tiny_policy
 
     return scorer_from(
         tiny_policy(letters, 1, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
@@ -642,7 +642,7 @@ def test_every_form_of_pairs_and_the_centre(letters, judge, tmp_path):
 def test_other_models_are_refused(letters, judge, tiny):
     from transformers import BertConfig, BertForSequenceClassification
 
-    from rlhf_nb.models import tiny_policy
+    from rlhf_nb.training.model_loading import tiny_policy
 
     data = Dataset.from_list(PAIRS)
     torch.manual_seed(0)

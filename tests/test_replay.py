@@ -38,10 +38,11 @@ from rlhf_nb.diagnose.replay_settings import (
     check_settings,
 )
 from rlhf_nb.diagnose.replay_view import bins_of, counted, replay_markup
-from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.models import scorer_from
+from rlhf_nb.moments import RunningMoments
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.shaping import RunningMoments
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.model_loading import tiny_policy
 
 KINDS = dict(
     plain=dict(normalize_scores=True, kl_controller="adaptive", missing_eos_penalty=0.5),
@@ -642,7 +643,7 @@ def test_the_command_fails_where_the_run_did_something_else(spoilt, capsys):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
 def test_two_processes_do_it_bit_for_bit_and_one_refuses(tmp_path):
-    from rlhf_nb.models import train_tokenizer
+    from rlhf_nb.training.model_loading import train_tokenizer
 
     tokenizer = train_tokenizer(TOLD)
     tiny_policy(tokenizer, 0, **SIZES).save_pretrained(tmp_path / "base")

@@ -30,17 +30,17 @@ import rlhf_nb.ppo
 import rlhf_nb.reward
 import rlhf_nb.shaping
 from rlhf_nb import replay
+from rlhf_nb.base.encoding import token_spans
 from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.preflight import LADDER, preflight
-from rlhf_nb.encoding import token_spans
 from rlhf_nb.gae import gae
-from rlhf_nb.masks import last_token, on_tokens, score_sums
-from rlhf_nb.models import train_bpe_tokenizer
+from rlhf_nb.moments import RunningMoments
+from rlhf_nb.packing import last_token, on_tokens, score_sums
 from rlhf_nb.ppo import ESTIMATORS, Objective, estimate_advantages, final_scores, update_metrics
 from rlhf_nb.reward import Judges, Written, call_reward, step_ends
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.shaping import RunningMoments
 from rlhf_nb.training.config import PPOConfig
+from rlhf_nb.training.model_loading import train_bpe_tokenizer
 from rlhf_nb.ui.episodes import shown_of
 from rlhf_nb.ui.foreign import ForeignRun, episodes_of, rollout_from
 from rlhf_nb.ui.reader import packed_update

@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.checkpoint import MANIFEST, verify
 from rlhf_nb.diagnose.replay_settings import settings_of
-from rlhf_nb.models import load_policy, load_scorer, load_tokenizer
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.training.folders import checkpoints
 from rlhf_nb.training.logs import logged_rows
+from rlhf_nb.training.model_loading import load_policy, load_scorer, load_tokenizer
 from rlhf_nb.training.resume import saved_run
 from rlhf_nb.ui.run_files import left_out, ranges_of, rollout_files
 

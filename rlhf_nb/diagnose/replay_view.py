@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlhf_nb.diagnose.replay_outcome import Outcome, most_moved, shown_numbers
-from rlhf_nb.masks import score_sums
+from rlhf_nb.packing import score_sums
 from rlhf_nb.ui.episodes import end_of, episode_tokens
 from rlhf_nb.ui.html import (
     data_table,

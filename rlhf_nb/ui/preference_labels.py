@@ -16,7 +16,7 @@ from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_nb.encoding import Turns
+from rlhf_nb.base.encoding import Turns
 from rlhf_nb.evaluate import complete, wilson_interval
 from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.html import percent

@@ -18,11 +18,11 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 
+from rlhf_nb.base.encoding import Turns
 from rlhf_nb.base.random_state import random_state_kept
-from rlhf_nb.encoding import Turns
 from rlhf_nb.evaluate import wilson_interval
 from rlhf_nb.masks import right_pad
-from rlhf_nb.models import check_vocabulary, load_scorer, load_tokenizer, scorer_head, token_scores
+from rlhf_nb.models import scorer_head, token_scores
 from rlhf_nb.reward import (
     RewardConfig,
     RewardTrainer,
@@ -33,6 +33,7 @@ from rlhf_nb.reward import (
 )
 from rlhf_nb.rollout import token_texts
 from rlhf_nb.sft import tokenizer_of
+from rlhf_nb.training.model_loading import check_vocabulary, load_scorer, load_tokenizer
 from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.facts import facts_told
 from rlhf_nb.ui.html import data_table, element, percent, safe_text, sheet, spaced, themed

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf_nb.base.fields import check_fields
 from rlhf_nb.kl import estimate_kl
-from rlhf_nb.masks import on_tokens
+from rlhf_nb.packing import on_tokens
 from rlhf_nb.ppo import ESTIMATORS, Objective, final_scores, with_advantages
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.shaping import penalize_missing_eos
