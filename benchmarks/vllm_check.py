@@ -30,11 +30,10 @@ import torch
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
 from rlhf_nb.engines import CachedEngine, VLLMEngine, VLLMServer
-from rlhf_nb.logprobs import response_logprobs
+from rlhf_nb.fast_logprobs import response_logprobs
 from rlhf_nb.masks import left_pad
-from rlhf_nb.models import train_tokenizer
-from rlhf_nb.rollout import Sampling
-from rlhf_nb.sampling import mismatch
+from rlhf_nb.sampling import Sampling, mismatch
+from rlhf_nb.training.model_loading import train_tokenizer
 
 
 def a_policy(dtype: torch.dtype):

@@ -33,9 +33,10 @@ from rlhf_nb.base.sharding import (
     sharded,
     wait_for_all,
 )
-from .masks import check_left_padded
 from .models import inside
-from .rollout import Sample, Sampling, sample
+from .packing import check_left_padded
+from .rollout import Sample, sample
+from .sampling import Sampling
 
 # %% auto #0
 __all__ = ['VLLM', 'START', 'CachedEngine', 'Answer', 'collect', 'policy_weights', 'weight_shapes', 'vllm_module',

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from .base.signals import check_clip, check_clip_value
-from .masks import log_ratio, masked_sum, masked_var, only_real
+from .masks import masked_sum, masked_var, only_real
+from .packing import log_ratio
 
 # %% auto #0
 __all__ = ['LOG_RATIO_CAP', 'policy_loss', 'value_loss', 'policy_diagnostics', 'value_diagnostics', 'explained_variance']

@@ -27,7 +27,8 @@ from transformers.pytorch_utils import Conv1D
 from .base.fields import Count, Positive, check_fields
 from .base.lower_layers import frozen_layers
 from .base.without_data import without_data
-from .models import inside, with_adapter
+from .models import inside
+from .training.model_loading import with_adapter
 
 GIB = 2**30  # about what GPUs are sold as: 80 "GB" are 80 GiB, minus what the driver uses
 

@@ -30,13 +30,13 @@ from .engines import CachedEngine, VLLMEngine, VLLMServer
 from .estimators import ESTIMATORS, equal_groups, loss_weights
 from .forward import Forward, PolicyAndValue, cache_tokens
 from .judges import Answers, judges_of
-from .kl import AdaptiveKLController, FixedKLController, estimate_kl, response_full_kl
-from .masks import score_sums
-from .models import load_tokenizer, merged
+from .kl import estimate_kl
+from .kl_control import AdaptiveKLController, FixedKLController, response_full_kl
+from .moments import RunningMoments
+from .packing import score_sums
 from .ppo import estimate_advantages, final_scores, mini_batches, ppo_loss
-from .rollout import Rollout, Sample, Sampling, texts_of
-from .sampling import Engine
-from .shaping import RunningMoments
+from .rollout import Rollout, Sample, texts_of
+from .sampling import Engine, Sampling
 from rlhf_nb.training.build import (
     as_reference,
     build_models,
@@ -56,6 +56,7 @@ from rlhf_nb.training.completions import (
 from .training.config import PPOConfig, check_args, check_estimator
 from .training.layout import Layout, Measure, Placed, layer_by_layer
 from .training.loop import UpdateTrainer
+from .training.model_loading import load_tokenizer, merged
 from .training.precision import half_trained
 from rlhf_nb.training.prompts import (
     as_batch,

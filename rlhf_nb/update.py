@@ -15,7 +15,7 @@ from torch import Tensor
 from .base.fields import Among, Count, NotNegative, Positive, Range, Share, setting
 from .estimators import ESTIMATORS, Reduce
 from .losses import explained_variance
-from .masks import last_token, on_tokens, score_sums
+from .packing import last_token, on_tokens, score_sums
 from .rollout import Rollout
 from .sampling import mismatch
 

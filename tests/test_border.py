@@ -42,7 +42,7 @@ from rlhf_nb.base.fields import (
 )
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.checkpoint import model_card
-from rlhf_nb.models import load_tokenizer, scorer_from, tiny_policy, train_tokenizer
+from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import RewardConfig, RewardTrainer, reward_card
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.sft import SFTConfig, SFTTrainer
@@ -50,6 +50,7 @@ from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.training.compat import REFUSED
 from rlhf_nb.training.completions import print_table
 from rlhf_nb.training.config import PPOConfig
+from rlhf_nb.training.model_loading import load_tokenizer, tiny_policy, train_tokenizer
 
 nan, inf = math.nan, math.inf
 

@@ -11,8 +11,9 @@ from transformers import TrainingArguments
 from rlhf_nb.gae import gae, td_errors
 from rlhf_nb.losses import policy_diagnostics, policy_loss, value_diagnostics, value_loss
 from rlhf_nb.memory import PPOSetup
-from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.models import scorer_from
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.model_loading import tiny_policy
 
 # trl 1.12.0, trl.experimental.ppo.PPOConfig
 PUBLISHED = dict(

@@ -35,9 +35,9 @@ from rlhf_nb.estimators import (
     rloo,
     sequence_log_ratio,
 )
+from rlhf_nb.fast_logprobs import response_logprobs
 from rlhf_nb.forward import Forwarded
 from rlhf_nb.gae import gae, lambda_of
-from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.masks import whiten
 from rlhf_nb.memory import plan_memory
 from rlhf_nb.ppo import estimate_advantages, ppo_loss, with_advantages

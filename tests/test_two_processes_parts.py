@@ -10,7 +10,8 @@ from ppo_fixtures import need_deepspeed
 from small_runs import TOLD
 from test_two_processes import LAYOUTS
 
-from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
+from rlhf_nb.models import scorer_from
+from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
 
 WORKER = Path(__file__).with_name("parts_worker.py")
 

@@ -22,7 +22,7 @@ from transformers.integrations import (
 from rlhf_nb import __version__
 from rlhf_nb.base.markdown import BREAK
 from rlhf_nb.checkpoint import model_card
-from rlhf_nb.models import ValueHead
+from rlhf_nb.forward import ValueHead
 from rlhf_nb.training.prompts import sets_of
 from rlhf_nb.training.resume import of_data
 
