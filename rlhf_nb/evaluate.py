@@ -97,8 +97,8 @@ from .kl import response_full_kl
 from .masks import left_pad
 from .reward import score_texts
 from .rollout import Sample, Sampling, sample, texts_of
-from .sampling import Engine
 from .tldr import Verdict, gold_judge
+from .training.engines import Engine
 
 if TYPE_CHECKING:
     import httpx  # a judge behind an endpoint imports it when it is run

@@ -12,10 +12,15 @@ from torch import Tensor
 
 from .forward import Forwarded
 from .gae import gae, lambda_of, returns_from
-from .losses import policy_diagnostics, policy_loss, value_diagnostics, value_loss
+from rlhf_nb.losses import (
+    importance_weights,
+    policy_diagnostics,
+    policy_loss,
+    value_diagnostics,
+    value_loss,
+)
 from .masks import masked_sum, score_sums, whiten
 from .rollout import Rollout
-from .sampling import importance_weights
 from rlhf_nb.shaping import (
     RunningMoments,
     clip_scores,
@@ -143,9 +148,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from .base.fields import Among, Count, NotNegative, Positive, Range, Share, setting
-from .losses import explained_variance
+from .losses import explained_variance, mismatch
 from .masks import last_token, on_tokens
-from .sampling import mismatch
 
 # %% ../nbs/reference/45_update.ipynb #a1a0a7f4
 @dataclass

@@ -164,7 +164,7 @@ def exports_its_module(page: Page) -> list[str]:
     if page.folder == "reference" and not begun and len(added) == 1:
         return []
     plain = page.name[3:]
-    places = [f"from {LIB}.{folder}.{plain} import" for folder in ("ui", "diagnose")]
+    places = [f"from {LIB}.{folder}.{plain} import" for folder in ("ui", "diagnose", "training")]
     shown = any(place in c.source for place in places for c in page.code)
     if page.folder == "reference" and not begun and not added and shown:
         return []
@@ -516,7 +516,7 @@ LAYERS = {
     "the bottom": "base",
     "the algorithm": "checkpoint encoding forward gae kl logprobs losses masks models ppo rollout sampling "
     "shaping tldr",
-    "training": "engines training",
+    "training": "training",
     "what a user runs": "evaluate gains memory real reward sft trainer",
     "the views": "ui",
     "checks of a run, and of a learner": "checks diagnose exercises",

@@ -31,12 +31,12 @@ from transformers import (
 
 import rlhf_nb
 from rlhf_nb import PPOConfig, PPOTrainer
-from rlhf_nb.engines import CachedEngine
 from rlhf_nb.masks import masked_mean, masked_var, whiten
 from rlhf_nb.models import ValueHead, load_policy, scorer_from, train_bpe_tokenizer
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.rollout import Sampling
 from rlhf_nb.sft import SFTConfig, SFTTrainer
+from rlhf_nb.training.engines import CachedEngine
 
 # What another library's tests hold is looked at once a week: a change here that breaks one of
 # them breaks a test of our own first (test_sft.py, test_reward.py, test_scripts.py).

@@ -22,8 +22,8 @@ from rlhf_nb.diagnose.checks import Finding
 from rlhf_nb.models import ValueHead
 from rlhf_nb.ppo import Metrics
 from rlhf_nb.rollout import Rollout, Sample, Sampling
-from rlhf_nb.sampling import Engine
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.training.engines import Engine
 from rlhf_nb.training.loop import inner_optimizer
 
 SAMPLED = 64  # episodes of the exact copy, at most a whole update of the run

@@ -49,30 +49,40 @@ TRAINER = renames(  # keywords of PPOTrainer
     "num_shared_layers": "share_value_trunk of PPOConfig",
     "compute_metrics": "a reward function: it scores the completions of an evaluation too",
 }
-CONFIG = renames(  # fields of PPOConfig
-    "base_model=sft_model_path init_kl_coef=kl_coef beta=kl_coef target=kl_target "
-    "horizon=kl_horizon ppo_epochs=num_ppo_epochs num_updates=max_steps steps=total_episodes "
-    "forward_batch_size=local_rollout_forward_batch_size early_stopping=target_kl "
-    "backward_batch_size=per_device_train_batch_size use_score_scaling=normalize_scores "
-    "use_score_norm=normalize_scores max_new_tokens=response_length log_with=report_to "
-    "max_completion_length=response_length truncate_token=stop_token exp_name=run_name "
-    "truncate_token_id=stop_token_id task_name=run_name tracker_project_name=project "
-    "evaluation_strategy=eval_strategy no_cuda=use_cpu group_by_length=train_sampling_strategy"
-) | {
-    "model_name": "sft_model_path, or model of PPOTrainer",
-    "reward_model": "reward_model_path, or reward_model of PPOTrainer",
-    "query_dataset": "train_dataset of PPOTrainer",
-    "kl_penalty": "kl_estimator: kl is k1, mse is k2, abs and full have the same names",
-    "adap_kl_ctrl": "kl_controller='adaptive'",
-    "is_peft_model": "peft_config of PPOTrainer",
-    "is_encoder_decoder": "leave it out: encoder-decoder models are not supported",
-    "reward_slot": "leave it out: the score is on the last token of the response",
-    "optimize_cuda_cache": OUT,
-    "optimize_device_cache": OUT,
-    "save_safetensors": OUT,
-    "sanity_check": "total_episodes, for a short run",
-    "warmup_ratio": "warmup_steps; below 1 it is a share of all steps",
-}
+CONFIG = (
+    renames(  # fields of PPOConfig
+        "base_model=sft_model_path init_kl_coef=kl_coef beta=kl_coef target=kl_target "
+        "horizon=kl_horizon ppo_epochs=num_ppo_epochs num_updates=max_steps steps=total_episodes "
+        "forward_batch_size=local_rollout_forward_batch_size early_stopping=target_kl "
+        "backward_batch_size=per_device_train_batch_size use_score_scaling=normalize_scores "
+        "use_score_norm=normalize_scores max_new_tokens=response_length log_with=report_to "
+        "max_completion_length=response_length truncate_token=stop_token exp_name=run_name "
+        "truncate_token_id=stop_token_id task_name=run_name tracker_project_name=project "
+        "evaluation_strategy=eval_strategy no_cuda=use_cpu group_by_length=train_sampling_strategy"
+    )
+    | {
+        "model_name": "sft_model_path, or model of PPOTrainer",
+        "reward_model": "reward_model_path, or reward_model of PPOTrainer",
+        "query_dataset": "train_dataset of PPOTrainer",
+        "kl_penalty": "kl_estimator: kl is k1, mse is k2, abs and full have the same names",
+        "adap_kl_ctrl": "kl_controller='adaptive'",
+        "is_peft_model": "peft_config of PPOTrainer",
+        "is_encoder_decoder": "leave it out: encoder-decoder models are not supported",
+        "reward_slot": "leave it out: the score is on the last token of the response",
+        "optimize_cuda_cache": OUT,
+        "optimize_device_cache": OUT,
+        "save_safetensors": OUT,
+        "sanity_check": "total_episodes, for a short run",
+        "warmup_ratio": "warmup_steps; below 1 it is a share of all steps",
+    }
+    | dict.fromkeys(
+        "vllm_mode vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout "
+        "vllm_group_port".split(),
+        "leave it out: use_vllm samples in this process, and a sampler elsewhere, such as a vLLM "
+        "server, is an object of your own with sync, generate and close: trainer.engine = ..., or "
+        "--engine my_engine.py:make",
+    )
+)
 # Settings by the names of this package's earlier releases. They still work, with a warning.
 EARLIER = renames(
     "vllm_importance_sampling_correction=importance_sampling_correction "
