@@ -2,7 +2,8 @@
 
 NOT YET RUN. The adapter (rlhf_nb/training/engines.py) was written against the published API of
 vLLM 0.33 and is tested against a stand-in that speaks it (tests/vllm_stand_in.py). Nothing below
-has met a GPU. When it has, put the printed table into benchmarks/results/ and take this paragraph out.
+has met a GPU. When it has, put the printed table into benchmarks/results/ and take this paragraph
+out.
 
 What it needs: pip install "vllm==0.33.*" (which brings torch 2.14 and wants transformers below
 5.21, so 5.20 beside this package), one GPU.

@@ -8,9 +8,9 @@ from datasets import Dataset
 from ppo_fixtures import PROMPTS, SIZES, rollouts, unlike, weights
 from transformers import TrainingArguments
 
+from rlhf_nb.diagnose.memory import PPOSetup
 from rlhf_nb.gae import gae, td_errors
 from rlhf_nb.losses import policy_diagnostics, policy_loss, value_diagnostics, value_loss
-from rlhf_nb.memory import PPOSetup
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 

@@ -21,12 +21,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from rlhf_nb import cli
 from rlhf_nb.cli.plan import plan_of
 from rlhf_nb.cli.ppo import ppo_parser
+from rlhf_nb.diagnose.memory import plan_memory
 from rlhf_nb.diagnose.preflight import LADDER, preflight
 from rlhf_nb.forward import Forwarded
 from rlhf_nb.gae import gae, lambda_of
 from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.masks import whiten
-from rlhf_nb.memory import plan_memory
 from rlhf_nb.ppo import (
     ESTIMATORS,
     Estimator,

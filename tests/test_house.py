@@ -517,7 +517,7 @@ LAYERS = {
     "the algorithm": "checkpoint encoding forward gae kl logprobs losses masks models ppo rollout sampling "
     "shaping tldr",
     "training": "training",
-    "what a user runs": "evaluate gains memory real reward sft trainer",
+    "what a user runs": "evaluate gains real reward sft trainer",
     "the views": "ui",
     "checks of a run, and of a learner": "checks diagnose exercises",
     "the command line": "cli",

@@ -8,7 +8,6 @@ from html import escape
 import pandas as pd
 
 from rlhf_nb.evaluate import JudgeReport
-from rlhf_nb.memory import MemoryPlan
 from rlhf_nb.ppo import Metrics
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.ui.html import Html, element
@@ -33,10 +32,3 @@ def judged_markup(report: JudgeReport) -> Html:
     "A win rate below what is needed to judge it."
     *lines, last = map(escape, str(report).split("\n"))
     return element("p", element("br").join([*lines, element("b", last)]))
-
-
-def plan_markup(plan: MemoryPlan) -> str:
-    "The memory of each phase, whether it fits, and what to change where it does not."
-    advice = "" if plan.fits else plan.advice().to_html(index=False)
-    table = plan.frame().to_html(float_format="{:.2f}".format)
-    return f"{table}{element('p', plan.verdict)}{advice}"
