@@ -9,10 +9,10 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache, StopStringCriteria
 
 from rlhf_nb.base.opened import (
@@ -27,7 +27,7 @@ from .masks import left_pad
 from .packing import pack, position_ids
 
 # %% auto #0
-__all__ = ['STEPS', 'draw_tokens', 'Sampling', 'Writing', 'cache_gap', 'has_cache', 'Engine', 'LOG_WEIGHT_CAP', 'importance_weights', 'mismatch']
+__all__ = ['STEPS', 'draw_tokens', 'Sampling', 'Writing', 'cache_gap', 'has_cache']
 
 # %% ../nbs/reference/39_sampling.ipynb #21241ad8
 def draw_tokens(
@@ -173,68 +173,3 @@ def has_cache(model: Any) -> bool:
     """Whether a model can be sampled with a cache: whether that gives the logits of each row alone.
     Tested once per model. Raises ValueError if whole rows do not give them either."""
     return uses_cache(model, cache_gap)
-
-# %% ../nbs/reference/39_sampling.ipynb #39a0de02
-if TYPE_CHECKING:
-    from rlhf_nb.rollout import Sample
-
-# %% ../nbs/reference/39_sampling.ipynb #7fb4d264
-@runtime_checkable
-class Engine(Protocol):
-    "A sampler of responses, whatever program runs it."
-
-    def sync(self, model: nn.Module) -> None:
-        "Copy the policy's current weights. Call it on every rank."
-
-    def generate(
-        self, prompt_ids: Tensor, prompt_mask: Tensor, settings: Sampling
-    ) -> tuple[Sample, Tensor | None]:
-        "A response to each prompt [B, P], and the engine's log-probs [B, T], zero on padding."
-
-    def close(self) -> None:
-        "Free its memory and connections."
-
-# %% ../nbs/reference/40_engines.ipynb #40a0de01
-from .masks import masked_sum
-from .packing import log_ratio
-
-# %% ../nbs/reference/40_engines.ipynb #40896497
-LOG_WEIGHT_CAP = 20.0  # e^20 is 485 million: a larger number adds nothing
-
-
-@torch.no_grad()
-def importance_weights(
-    logprobs: Tensor,  # [B, T] of the trainer's policy at the rollout
-    engine_logprobs: Tensor,  # [B, T] of the engine that drew the tokens
-    mask: Tensor,  # [B, T] true on real tokens
-    cap: float | None = 2.0,  # largest weight; None: no limit, unbiased
-) -> Tensor:  # [B, T] float32 (float64 stays), zero on padding, without gradient
-    "Truncated importance weights (Ionides 2008) by token. Raises ValueError on a bad shape or cap."
-    if cap is not None and not cap > 0:
-        raise ValueError(
-            f"cap is {cap}: give a positive number, such as 2, or None for no truncation."
-        )
-    weights = log_ratio(logprobs, engine_logprobs, mask, cap=LOG_WEIGHT_CAP).exp()
-    return (weights if cap is None else weights.clamp(max=cap)).masked_fill(~mask.bool(), 0.0)
-
-# %% ../nbs/reference/40_engines.ipynb #4a186fae
-@torch.no_grad()
-def mismatch(
-    logprobs: Tensor,  # [B, T] of the trainer's policy at the rollout
-    engine_logprobs: Tensor,  # [B, T] of the engine that drew the tokens
-    mask: Tensor,  # [B, T] true on real tokens
-    cap: float | None = 2.0,  # as in importance_weights
-) -> dict[str, Tensor]:  # sums of weight, capped, kl, gap and tokens; and the maximum weight_max
-    "Engine against trainer: sums over tokens, to divide by `tokens`; kl is KL(engine, trainer)."
-    gap = log_ratio(logprobs, engine_logprobs, mask, cap=LOG_WEIGHT_CAP)
-    uncapped, weights = (
-        importance_weights(logprobs, engine_logprobs, mask, c) for c in (None, cap)
-    )
-    sums = dict(
-        weight=weights,
-        capped=(uncapped > weights).float(),
-        kl=torch.expm1(gap) - gap,
-        gap=gap.abs(),
-        tokens=torch.ones_like(gap),
-    )
-    return {**{name: masked_sum(x, mask) for name, x in sums.items()}, "weight_max": uncapped.max()}

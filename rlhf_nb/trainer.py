@@ -26,7 +26,6 @@ from transformers.utils import logging
 from .base.lower_layers import lower_layers_once
 from .base.opened import reads_end_to_end
 from .checkpoint import load_weights, save_policy, save_weights
-from .engines import CachedEngine, VLLMEngine, VLLMServer
 from .estimators import ESTIMATORS, equal_groups, loss_weights
 from .forward import Forward, PolicyAndValue, cache_tokens
 from .judges import Answers, judges_of
@@ -36,7 +35,7 @@ from .moments import RunningMoments
 from .packing import score_sums
 from .ppo import estimate_advantages, final_scores, mini_batches, ppo_loss
 from .rollout import Rollout, Sample, texts_of
-from .sampling import Engine, Sampling
+from .sampling import Sampling
 from rlhf_nb.training.build import (
     as_reference,
     build_models,
@@ -54,6 +53,7 @@ from rlhf_nb.training.completions import (
     report_completions,
 )
 from .training.config import PPOConfig, check_args, check_estimator
+from .training.engines import CachedEngine, Engine, VLLMEngine
 from .training.layout import Layout, Measure, Placed, layer_by_layer
 from .training.loop import UpdateTrainer
 from .training.model_loading import load_tokenizer, merged
@@ -89,15 +89,11 @@ def make_engine(
     tokenizer: PreTrainedTokenizerBase,
     around: Callable,  # entered while our own engine samples
 ) -> Engine:
-    "Who samples: the package's own engine, or vLLM in this process or as a server."
+    "Who samples: the package's own engine, or vLLM in this process."
     if not args.use_vllm:
         return CachedEngine(args.local_rollout_forward_batch_size, around)
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
     rank, ranks = args.process_index, args.world_size
-    if args.vllm_mode == "server":
-        url = args.vllm_server_base_url
-        url = url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
-        return VLLMServer(url, dtype, args.vllm_server_timeout, args.vllm_group_port, rank)
     return VLLMEngine(
         policy,
         tokenizer,
@@ -122,7 +118,7 @@ def _describe(args: PPOConfig, pair: PolicyAndValue, layout: Layout, reference: 
     memory = "recomputed" if recomputed else "kept"
     if args.offload_frozen:
         memory += ", reference and reward model in host memory between uses"
-    engine = f"sampling by vLLM ({args.vllm_mode}); " if args.use_vllm else ""
+    engine = "sampling by vLLM; " if args.use_vllm else ""
     critic = "no value model" if pair.value is None else "value model "
     if pair.value is not None:
         critic += parameter_counts(pair.value)

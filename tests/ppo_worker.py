@@ -48,7 +48,6 @@ def make(out, **changes):
         num_sample_generations=1,
         share_value_trunk=kind == "trunk",
         offload_frozen=kind == "away",
-        save_on_each_node="EACH_NODE" in os.environ,
     )
     data = Dataset.from_dict(dict(prompt=TOLD))
     args = PPOConfig(str(folder / out), **settings | METHODS.get(kind, {}) | changes)

@@ -127,9 +127,7 @@ WRONG_OF_PPO: dict[str, list] = {
     "value_warmup_updates": ["1", None, -1],
     "value_learning_rate": [nan, inf, -1.0],
     "sft_model_path": [None, 5],
-    "vllm_mode": [None, "remote"],
     "vllm_gpu_memory_utilization": [0.0, 2.0],
-    "vllm_server_port": [-1, 10**6],
 }
 WRONG_OF: dict[type, dict[str, list]] = {
     PPOConfig: WRONG_OF_PPO,

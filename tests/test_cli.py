@@ -482,7 +482,7 @@ def test_reward_functions_by_name(monkeypatch):
 # catches: an engine that is named and does not sample, one that vLLM replaces, and one that is none
 def test_an_engine_by_name_is_what_samples(parts, capsys):
     Path("mine.py").write_text(
-        "from pathlib import Path\nfrom rlhf_nb.engines import CachedEngine\n"
+        "from pathlib import Path\nfrom rlhf_nb.training.engines import CachedEngine\n"
         "class Noted(CachedEngine):\n"
         "    def generate(self, ids, mask, settings):\n"
         "        Path('sampled').open('a').write(f'{len(ids)} ')\n"

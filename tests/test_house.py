@@ -355,8 +355,8 @@ FOLDERS = ("base", "training", "ui", "exercises", "diagnose", "cli")
 LAYERS = {
     "the bottom": "base",
     "the algorithm": "checkpoint estimators fast_logprobs forward gae kl kl_control logprobs losses masks models moments packing ppo preferences reward_functions rollout sampling shaping tldr update world",
-    "training": "engines judges scoring training",
-    "what a user runs": "evaluate frontier gains judging memory real reward sft trainer",
+    "training": "judges scoring training",
+    "what a user runs": "evaluate frontier gains judging real reward sft trainer",
     "the views": "ui",
     "checks of a run, and of a learner": "checks diagnose exercises",
     "the command line": "cli",

@@ -27,8 +27,7 @@ from rlhf_nb.base import last_layer
 from rlhf_nb.base.lower_layers import lower_layers_once
 from rlhf_nb.base.opened import body_of, unwrapped
 from rlhf_nb.cli import plan, ppo
-from rlhf_nb.forward import PolicyAndValue
-from rlhf_nb.memory import (
+from rlhf_nb.diagnose.memory import (
     FORMS,
     GIB,
     gathered,
@@ -39,6 +38,7 @@ from rlhf_nb.memory import (
     states,
     token_bytes,
 )
+from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.models import scorer_from
 from rlhf_nb.rollout import sample
 from rlhf_nb.sampling import Sampling

@@ -15,7 +15,7 @@ from test_plans import page
 from test_two_processes import LAYOUTS
 from transformers import AutoConfig
 
-from rlhf_nb.memory import plan_memory
+from rlhf_nb.diagnose.memory import plan_memory
 from rlhf_nb.models import scorer_from
 from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
 

@@ -452,7 +452,7 @@ def memory(s: dict, more: dict) -> dict:
     import common
     import torch
 
-    from rlhf_nb.memory import plan_memory
+    from rlhf_nb.diagnose.memory import plan_memory
 
     free, size = torch.cuda.mem_get_info()
     plan = plan_memory(

@@ -22,8 +22,9 @@ from rlhf_nb.diagnose.checks import Finding
 from rlhf_nb.forward import ValueHead
 from rlhf_nb.judges import Answers
 from rlhf_nb.rollout import Rollout, Sample
-from rlhf_nb.sampling import Engine, Sampling
+from rlhf_nb.sampling import Sampling
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.training.engines import Engine
 from rlhf_nb.training.loop import inner_optimizer
 from rlhf_nb.update import Metrics
 
