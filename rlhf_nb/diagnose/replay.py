@@ -8,7 +8,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ CHANGEABLE = [x for x in settings_that_say(PPOConfig, "update", "rewards") if x 
 UNUSED = {*settings_that_say(PPOConfig, "run", "refused", "compiler", "unreplayed")}
 AFTER = {  # numbers of one forward pass after the update, in words
     "after/approxkl": "KL between the policy before and after the update",
-    "after/clipfrac": "share of tokens outside the clip range after it",
+    "after/clipfrac": "share of tokens that are clipped after it",
 }
 
 
@@ -217,7 +217,8 @@ def prepare_rollout(trainer: PPOTrainer, saved: Rollout) -> Rollout:
     r = saved.with_(**{name: x.to(trainer.layout.device) for name, x in tensors.items()})
     args, reduce = trainer.args, trainer.layout.sum
     scores = final_scores(r.raw_scores, r.stopped, args, trainer.moments, reduce, r.mask)
-    return trainer.advantages(r.with_(scores=scores, objective=asdict(trainer.live_objective)))
+    objective = {**(saved.objective or {}), "kl_coef": trainer.controller.value}  # maybe another
+    return trainer.advantages(r.with_(scores=scores, objective=objective))
 
 
 @torch.no_grad()
