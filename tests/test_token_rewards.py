@@ -148,9 +148,6 @@ def test_what_is_wrong_is_said_in_one_line(bad, complaint):
     with pytest.raises(ValueError, match=pattern) as error:
         called([bad, [(1, 1.0)], 0.0, 0.0])
     assert "\n" not in str(error.value) and len(str(error.value)) < 320
-
-
-def test_an_end_in_an_empty_text_is_0():
     with pytest.raises(ValueError, match=r"response 2 \(''\): an end is 1: give 0, as the text"):
         called([0.0, 0.0, [(1, 1.0)], 0.0])
 
@@ -338,18 +335,14 @@ def test_a_score_on_the_last_token_is_the_score_of_the_response(estimator, how):
         assert torch.equal(of_tokens.returns, of_response.returns)
 
 
-def test_a_clip_of_tokens_is_refused():
-    cfg = Objective(score_clip=1.0)
-    r = some_rollout(0)
+def test_what_is_for_whole_responses_is_refused():
+    r, clip = some_rollout(0), Objective(score_clip=1.0)
+    one_ratio = Objective(advantage_estimator="grpo", importance_level="sequence")
     with pytest.raises(ValueError, match="score_clip is 1.0 and the judges score tokens: .*Leave"):
-        computed(r, cfg)
-    computed(r.with_(raw_scores=score_sums(r.raw_scores), paid=None), cfg)
-
-
-def test_one_ratio_for_a_response_and_steps_are_refused():
-    cfg = Objective(advantage_estimator="grpo", importance_level="sequence")
+        computed(r, clip)
     with pytest.raises(ValueError, match="grpo has an advantage for each step here"):
-        computed(some_rollout(0), cfg)
+        computed(r, one_ratio)
+    computed(r.with_(raw_scores=score_sums(r.raw_scores), paid=None), clip)
 
 
 # ---- Six wrong programs ----
