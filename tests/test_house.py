@@ -41,7 +41,6 @@ EXEMPT = {
     ("glossary", "exports_its_module"): "words and symbols: it exports nothing",
     ("symptoms", "exports_its_module"): "kept runs and what they show: it exports nothing",
     ("13_training_loop", "exports_its_module"): "the trainer is defined by reference/48_trainer",
-    ("47_metrics", "exports_its_module"): "a reading of the trainer's log: it exports nothing",
     ("54_migration", "exports_its_module"): "names of other trainers: rlhf_nb/training/compat.py",
     ("53_cli", "exports_its_module"): "the command line in use: rlhf_nb/cli is written by hand",
     ("58_replay", "exports_its_module"): "a tool in use: rlhf_nb/diagnose is written by hand",
