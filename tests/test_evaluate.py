@@ -246,13 +246,8 @@ def test_the_order_and_what_is_no_verdict():
 
     found = judge_pairs(judge, prompts, ours, theirs)
     assert found.scores == [1.0, 0.5, 0.5, 0.0, None, 0.5]
-    assert (found.wins, found.ties, found.losses, found.invalid, found.n) == (
-        1,
-        3,
-        1,
-        1,
-        5,
-    ) and found.win_rate == 0.5
+    assert (found.wins, found.ties, found.losses, found.invalid, found.n) == (1, 3, 1, 1, 5)
+    assert found.win_rate == 0.5
     assert found.flipped == 2 / 5 and found.first == 4 / 8 and found.judge == "judge"
     assert len(calls) == 1 and len(calls[0]) == 12 and len(set(calls[0])) == 12
     assert "invalid 1" in str(found) and "40.0%" in str(found)
@@ -266,12 +261,9 @@ def test_one_order_is_by_chance():
         shown.append([a == "o" for a, b in pairs])
         return [0.0] * len(pairs)
 
-    once = judge_pairs(
-        judge, [str(i) for i in range(400)], ["o"] * 400, ["t"] * 400, both_orders=False
-    )
-    judge_pairs(
-        judge, [str(i) for i in range(400)], ["o"] * 400, ["t"] * 400, both_orders=False, seed=1
-    )
+    rows = [*map(str, range(400))], ["o"] * 400, ["t"] * 400
+    once = judge_pairs(judge, *rows, both_orders=False)
+    judge_pairs(judge, *rows, both_orders=False, seed=1)
     assert 150 < sum(shown[0]) < 250 and once.wins == sum(shown[0]) and shown[0] != shown[1]
     assert once.first == 1.0 and once.flipped is None
 
@@ -281,9 +273,8 @@ def test_prompts_that_come_back_are_one():
     ours = ["long answer" if i < 20 else "" for i in range(40)]
     plain = judge_pairs(first_of_longer, [str(i) for i in range(40)], ours, ["short"] * 40)
     again = judge_pairs(first_of_longer, [str(i // 4) for i in range(40)], ours, ["short"] * 40)
-    assert plain.win_rate == again.win_rate and again.high - again.low > 1.4 * (
-        plain.high - plain.low
-    )
+    assert plain.win_rate == again.win_rate
+    assert again.high - again.low > 1.4 * (plain.high - plain.low)
     assert "bootstrap" in again.method and "Tango" in plain.method
 
 
@@ -429,15 +420,11 @@ def test_endpoint_judges(serve):
     judge = judge_of(server, api_key="sk-secret", prices=(2.0, 10.0))
     ours = [*OURS[:-1], "yyy"]
     found = judge_pairs(judge, PROMPTS, ours, THEIRS)
-    assert (
-        found.scores == judge_pairs(first_of_longer, PROMPTS, ours, THEIRS).scores
-        and found.flipped == 0
-    )
-    assert (
-        server.requests == 22
-        and set(server.keys) == {"Bearer sk-secret"}
-        and found.judge == "tiny-judge"
-    )
+    assert found.scores == judge_pairs(first_of_longer, PROMPTS, ours, THEIRS).scores
+    assert found.flipped == 0
+    assert server.requests == 22
+    assert set(server.keys) == {"Bearer sk-secret"}
+    assert found.judge == "tiny-judge"
     assert all(
         p["temperature"] == 0 and p["model"] == "tiny-judge" and p["max_tokens"] == 16
         for p in server.payloads
@@ -457,15 +444,12 @@ def test_cache(serve, tmp_path):
     first = judge_pairs(judge_of(server, api_key="sk-secret", cache=path), PROMPTS, OURS, THEIRS)
     assert server.requests == 24 and len(path.read_text().splitlines()) == 24
     again = judge_pairs(judge_of(server, api_key="another", cache=str(path)), PROMPTS, OURS, THEIRS)
-    assert (
-        server.requests == 24
-        and again.scores == first.scores
-        and "24 from the cache" in again.usage
-        and "0 tokens in" in again.usage
-    )
-    assert "sk-secret" not in path.read_text() and "sk-secret" not in repr(
-        judge_of(server, api_key="sk-secret")
-    )
+    assert server.requests == 24
+    assert again.scores == first.scores
+    assert "24 from the cache" in again.usage
+    assert "0 tokens in" in again.usage
+    assert "sk-secret" not in path.read_text()
+    assert "sk-secret" not in repr(judge_of(server, api_key="sk-secret"))
     for other in (dict(instructions="Which?"), dict(options={"max_tokens": 5})):
         before = server.requests
         judge_pairs(judge_of(server, cache=path, **other), PROMPTS[:2], OURS[:2], THEIRS[:2])
@@ -514,10 +498,7 @@ def test_a_damaged_cache_loses_one_line(serve, tmp_path):
         (503, b"", {}),
         (429, b"slow down", {}),
         (408, b"", {}),
-        (200, b"<html>", {}),
-        (200, b'{"error": "busy"}', {}),
-        (200, b'{"choices": []}', {}),
-        (200, b"[]", {}),
+        *((200, body, {}) for body in (b"<html>", b'{"error": "busy"}', b'{"choices": []}', b"[]")),
         (200, b'{"choices": [{"message": "1"}]}', {}),
         None,
     ],
@@ -531,11 +512,8 @@ def test_what_may_pass_is_tried_again(serve, fault):
 
 
 def test_it_waits_as_long_as_it_is_told(serve):
-    server = serve(
-        lambda number, chat: (
-            reply("1", status=429, **{"Retry-After": 1}) if number == 1 else reply("2")
-        )
-    )
+    busy = reply("1", status=429, **{"Retry-After": 1})
+    server = serve(lambda number, chat: busy if number == 1 else reply("2"))
     start = time.monotonic()
     assert judge_of(server)(["p"], [("a", "b")]) == [1.0] and time.monotonic() - start > 0.95
     server = serve(lambda number, chat: (500, b"", {}))
@@ -549,13 +527,7 @@ def test_it_waits_as_long_as_it_is_told(serve):
 # along
 @pytest.mark.parametrize(
     "status, headers",
-    [
-        (400, {}),
-        (401, {}),
-        (404, {}),
-        (302, {"Location": "/elsewhere"}),
-        (307, {"Location": "/elsewhere"}),
-    ],
+    [*product((400, 401, 404), [{}]), *product((302, 307), [{"Location": "/elsewhere"}])],
 )
 def test_what_will_not_pass_ends_at_once(serve, status, headers):
     server = serve(lambda number, chat: (status, b"no: the key sk-secret is wrong", headers))
@@ -564,12 +536,10 @@ def test_what_will_not_pass_ends_at_once(serve, status, headers):
             PROMPTS, list(zip(OURS, ["z" * 9] * 12))
         )
     said = str(caught.value)
-    assert (
-        server.requests == 1
-        and f"HTTP {status}" in said
-        and server.url in said
-        and "12 of 12 judgings are missing" in said
-    )
+    assert server.requests == 1
+    assert f"HTTP {status}" in said
+    assert server.url in said
+    assert "12 of 12 judgings are missing" in said
     import traceback
 
     assert "sk-secret" not in "".join(traceback.format_exception(caught.value)).replace(
@@ -582,11 +552,8 @@ def test_what_will_not_pass_ends_at_once(serve, status, headers):
 def test_malformed_answers_are_invalid(serve, tmp_path):
     texts = ["The first one.", "", None, ["1"], "12", "1 or 2", "-1", "3", "ONE", "2 is better"]
     index = lambda chat: int(re.search(r"prompt (\d+)", chat[1]["content"])[1])
-    server = serve(
-        lambda number, chat: (
-            reply(texts[index(chat)]) if index(chat) < len(texts) else by_length(number, chat)
-        )
-    )
+    replies = [*map(reply, texts), reply("1"), reply("2")]
+    server = serve(lambda number, chat: replies[index(chat)])
     judge = judge_of(server, cache=tmp_path / "c.jsonl", tries=3)
     found = judge_pairs(judge, PROMPTS, OURS, THEIRS)
     assert found.invalid == 10 and found.n == 2 and "invalid 10" in str(found)
@@ -603,38 +570,27 @@ def test_malformed_answers_are_invalid(serve, tmp_path):
 
 # catches: a verdict on the second asking that is lost; tokens that are not told counted as told
 def test_malformed_once(serve):
-    server = serve(
-        lambda number, chat: reply(
-            "well..." if len(chat) == 2 else " **2**.", tokens=None if len(chat) == 2 else (50, 1)
-        )
-    )
+    replies = {2: reply("well...", None), 4: reply(" **2**.", (50, 1))}
+    server = serve(lambda number, chat: replies[len(chat)])
     judge = judge_of(server)
     assert judge(["p"], [("a", "b")]) == [1.0]
-    assert (
-        "1 judgings asked for in 2 replies" in judge.usage()
-        and "50 tokens in, 1 out (and 1 replies without a count)" in judge.usage()
-    )
+    assert "1 judgings asked for in 2 replies" in judge.usage()
+    assert "50 tokens in, 1 out (and 1 replies without a count)" in judge.usage()
 
 
 # catches: judgings that are kept in memory until the end, a run that pays twice, an error without
 # the address, the count or the way out
 def test_a_server_that_dies_halfway(serve, tmp_path):
-    server, path = (
-        serve(
-            lambda number, chat: by_length(number, chat) if number <= 10 else (500, b"dying", {})
-        ),
-        tmp_path / "c.jsonl",
-    )
+    dying = lambda number, chat: by_length(number, chat) if number <= 10 else (500, b"dying", {})
+    server, path = serve(dying), tmp_path / "c.jsonl"
     with pytest.raises(ConnectionError) as caught:
         judge_pairs(judge_of(server, cache=path, attempts=2, concurrency=3), PROMPTS, OURS, THEIRS)
     said = str(caught.value)
-    assert (
-        server.url in said
-        and "14 of 24 judgings are missing" in said
-        and str(path) in said
-        and "dying" in said
-        and "base_url" in said
-    )
+    assert server.url in said
+    assert "14 of 24 judgings are missing" in said
+    assert str(path) in said
+    assert "dying" in said
+    assert "base_url" in said
     assert len(path.read_text().splitlines()) == 10
     port = server.http.server_port
     server.close()
@@ -752,20 +708,17 @@ def test_response_kl(world, tokenizer, tiny):
 
     policy, ref, prompts = tiny(0), tiny(1), list(world["test"]["prompt"]) * 8
     with torch.no_grad():
-        policy.get_output_embeddings().weight.mul_(
-            8
-        )  # sure of itself where the reference is not: the two directions differ
+        # sure of itself where the reference is not: the two directions differ
+        policy.get_output_embeddings().weight.mul_(8)
     policy.train()
     ref.eval()
     state = torch.get_rng_state()
     kl = response_kl(policy, ref, tokenizer, prompts, response_length=6, batch_size=100)
-    assert (
-        policy.training
-        and not ref.training
-        and torch.equal(state, torch.get_rng_state())
-        and kl.shape == (len(prompts),)
-        and (kl >= 0).all()
-    )
+    assert policy.training
+    assert not ref.training
+    assert torch.equal(state, torch.get_rng_state())
+    assert kl.shape == (len(prompts),)
+    assert (kl >= 0).all()
     assert torch.equal(
         kl, response_kl(policy, ref, tokenizer, prompts, response_length=6, batch_size=100)
     )
@@ -805,14 +758,8 @@ def test_frontier():
         )
     )
     found = frontier(rows)
-    assert found["update"].tolist() == [1, 3, 4, 2, 7, 5] and found["on_frontier"].tolist() == [
-        True,
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
+    assert found["update"].tolist() == [1, 3, 4, 2, 7, 5]
+    assert found["on_frontier"].tolist() == [True] * 3 + [False] * 3
     assert frontier(rows, by="gold").query("on_frontier")["update"].tolist() == [1, 3]
     assert frontier(rows.drop(columns="win_rate")).query("on_frontier")["update"].tolist() == [1, 3]
     with pytest.raises(ValueError, match="kl"):
@@ -846,19 +793,14 @@ def test_plot_frontier():
 # catches: n-grams across texts, characters for words, a count for a share, an answer shorter than n
 # that divides by zero
 def test_form():
-    assert (
-        distinct_n(["a b", "b a"], 2) == 1
-        and distinct_n(["a b", "a b"], 2) == 0.5
-        and distinct_n(["a a a"], 1) == pytest.approx(1 / 3)
-    )
-    assert (
-        repetition("a b c a b c") == pytest.approx(1 / 4)
-        and repetition("no no no no") == 0.5
-        and repetition("a b") == repetition("") == 0
-    )
-    assert distinct_n(["", "a"], 3) == 0 and distinct_n(
-        ["naïve café, naïve café"], 2
-    ) == pytest.approx(3 / 4)
+    assert distinct_n(["a b", "b a"], 2) == 1
+    assert distinct_n(["a b", "a b"], 2) == 0.5
+    assert distinct_n(["a a a"], 1) == pytest.approx(1 / 3)
+    assert repetition("a b c a b c") == pytest.approx(1 / 4)
+    assert repetition("no no no no") == 0.5
+    assert repetition("a b") == repetition("") == 0
+    assert distinct_n(["", "a"], 3) == 0
+    assert distinct_n(["naïve café, naïve café"], 2) == pytest.approx(3 / 4)
     found = text_statistics(
         Completions(
             ["p"] * 4, ["a b", "a b", " ", "c c c c"], [True, True, False, True], [3, 3, 8, 4]
@@ -912,11 +854,9 @@ def test_a_healthy_run_raises_none():
 def test_a_hacked_run_raises_its_alarm(kind, end):
     for seed in range(12):
         alarms = hacking_alarms(series(seed, **{kind: end}))
-        assert (
-            [alarm.kind for alarm in alarms] == [kind]
-            and 6 <= alarms[0].update <= 29
-            and f"Update {alarms[0].update}:" in str(alarms[0])
-        )
+        assert [alarm.kind for alarm in alarms] == [kind]
+        assert 6 <= alarms[0].update <= 29
+        assert f"Update {alarms[0].update}:" in str(alarms[0])
         assert (
             hacking_alarms(series(seed, score=-2.0, **{kind: end})) == []
         )  # the score fell: something else is wrong
@@ -941,12 +881,10 @@ def test_alarms_read_the_log_of_the_trainer():
         "step", ignore_index=True
     )
     found = hacking_alarms(log)
-    assert found == hacking_alarms(frame.drop(columns="repetition")) and [
-        a.kind for a in found
-    ] == ["kl", "length"]
-    assert [a.kind for a in hacking_alarms(log, kl_most=1e3)] == ["length"] and [
-        a.kind for a in hacking_alarms(log, length_ratio=9)
-    ] == ["kl"]
+    assert found == hacking_alarms(frame.drop(columns="repetition"))
+    assert [a.kind for a in found] == ["kl", "length"]
+    assert [a.kind for a in hacking_alarms(log, kl_most=1e3)] == ["length"]
+    assert [a.kind for a in hacking_alarms(log, length_ratio=9)] == ["kl"]
     assert hacking_alarms(log, sure=1e9) == [] and hacking_alarms(frame[:5]) == []
     with pytest.raises(ValueError, match="objective/raw_scores"):
         hacking_alarms(frame.drop(columns="score"))
