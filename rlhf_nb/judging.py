@@ -202,7 +202,9 @@ def _check_judging(prompts: Sequence[str], columns: dict[str, Sequence]) -> None
         )
 
 
-def _choose_interval(scores: list[float], prompts: list[str], seed: int) -> tuple[float, float, str]:
+def _choose_interval(
+    scores: list[float], prompts: list[str], seed: int
+) -> tuple[float, float, str]:
     "The interval for one judging per prompt, or for several."
     if len(set(prompts)) < len(prompts):
         return *bootstrap_interval(scores, prompts, seed=seed), "bootstrap over prompts"
