@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from .base.fused import fused_logprobs, plain_head
 from .base.last_layer import read_at
 from .base.opened import accepted, opened, project, reads_end_to_end
-from .logprobs import response_logits, tempered, token_entropy, token_logprobs
+from .logprobs import apply_temperature, response_logits, token_entropy, token_logprobs
 from .packing import pack
 
 # %% auto #0
@@ -94,7 +94,7 @@ def response_logprobs(
     "Log-prob and entropy of every response token: one function for the rollout and the update."
     if entropy not in ("learn", "look", None):
         raise ValueError(f"entropy is {entropy!r}: give 'learn', 'look', or None.")
-    tempered(torch.empty(0), temperature)  # raises if it is not positive
+    apply_temperature(torch.empty(0), temperature)  # raises if it is not positive
     real = mask.bool()
     states, head, vocabulary = response_states(
         model, prompt_ids, prompt_mask, response_ids, mask, align
