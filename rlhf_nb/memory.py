@@ -28,7 +28,7 @@ from .base.fields import Count, Positive, check_fields
 from .base.lower_layers import frozen_layers
 from .base.without_data import without_data
 from .models import inside
-from .training.model_loading import with_adapter
+from .training.model_loading import add_adapter
 
 GIB = 2**30  # about what GPUs are sold as: 80 "GB" are 80 GiB, minus what the driver uses
 
@@ -49,7 +49,7 @@ def _on_meta(config: PreTrainedConfig, scorer: bool, adapter: Any) -> nn.Module:
     kind = AutoModelForSequenceClassification if scorer else AutoModelForCausalLM
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers, not ours
-        return with_adapter(kind.from_config(config), copy.deepcopy(adapter))  # peft writes into it
+        return add_adapter(kind.from_config(config), copy.deepcopy(adapter))  # peft writes into it
 
 
 def _layers(body: Any) -> nn.ModuleList:

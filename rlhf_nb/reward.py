@@ -116,13 +116,13 @@ from .training.layout import Layout, Measure, Placed, whole
 from .training.loop import SealedTrainer
 from rlhf_nb.training.model_loading import (
     CENTER,
+    add_adapter,
+    distinct_pad_id,
     fit_embeddings,
     fresh_head,
     load_scorer,
     load_whole,
-    merged,
-    pad_alone,
-    with_adapter,
+    merge_adapter,
 )
 from .training.prompts import rows_of
 from .training.reporting import hub_name
@@ -373,7 +373,7 @@ def load_reward_model(
         known = hasattr(given, "get_output_embeddings")
         causal = known and given.get_output_embeddings() is not None
         if causal and hasattr(model, "peft_config"):  # as the adapter has trained it
-            model = merged(copy.deepcopy(model))
+            model = merge_adapter(copy.deepcopy(model))
         return scorer_from(model, seed) if causal else load_scorer(model)
     loaded, has_head = _with_head(str(model), **kwargs)
     return loaded if has_head else fresh_head(loaded, seed)
@@ -573,7 +573,7 @@ class RewardTrainer(SealedTrainer):
         tokenizer = tokenizer_with(args, tokenizer_of(model, processing_class))
         options = args.loading(quantization_config) if isinstance(model, (str, Path)) else {}
         scorer = fit_embeddings(load_reward_model(model, args.seed, **options), tokenizer)
-        scorer = check_head(with_adapter(scorer, peft_config, args.seed), "reward model")
+        scorer = check_head(add_adapter(scorer, peft_config, args.seed), "reward model")
 
         def encode(data: Any) -> Any:
             rows = encode_pairs(data, tokenizer, args.max_length, args.dataset_num_proc)
@@ -717,7 +717,7 @@ class RewardTrainer(SealedTrainer):
         """With an adapter, writes the centre to a file: the folder has no model config to hold it.
         A pad token that is the stop token is left out of the config: see `reward_card`."""
         config = inside(self.model).config.get_text_config()
-        pad, config.pad_token_id = config.pad_token_id, pad_alone(self.processing_class)
+        pad, config.pad_token_id = config.pad_token_id, distinct_pad_id(self.processing_class)
         super().write_model(folder, state)
         config.pad_token_id = pad
         if hasattr(self.model, "peft_config"):
@@ -741,7 +741,7 @@ class RewardTrainer(SealedTrainer):
             results,
             hub_name(self.model),
             adapter,
-            pad_alone(self.processing_class) is None,
+            distinct_pad_id(self.processing_class) is None,
         )
 
 # %% ../nbs/reference/38_reward_training.ipynb #5b66a752

@@ -51,7 +51,7 @@ from .base.sharding import gathered
 from .masks import right_pad
 from .models import inside
 from .training.loop import SealedTrainer
-from .training.model_loading import fit_embeddings, load_policy, with_adapter
+from .training.model_loading import add_adapter, fit_embeddings, load_policy
 from .training.prompts import rows_of
 from rlhf_nb.training.supervised import (
     SupervisedConfig,
@@ -458,7 +458,7 @@ class SFTTrainer(SealedTrainer):
             packed_batch, fill_id=tokenizer.eos_token_id, width=width, multiple=multiple
         )
         super().__init__(
-            with_adapter(model, peft_config, args.seed),
+            add_adapter(model, peft_config, args.seed),
             args,
             data_collator=packed if args.packing else self.padded,
             train_dataset=train_dataset,

@@ -43,7 +43,7 @@ from rlhf_nb.models import scorer_from
 from rlhf_nb.rollout import sample
 from rlhf_nb.sampling import Sampling
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
-from rlhf_nb.training.model_loading import train_tokenizer, with_adapter
+from rlhf_nb.training.model_loading import add_adapter, train_tokenizer
 
 torch.set_num_threads(1)
 
@@ -171,7 +171,7 @@ def test_states_below_an_adapter():
     plan = lambda **more: plan_memory(
         config, **settings | dict(activation_checkpointing=False, peft_config=upper()) | more
     )
-    model = with_adapter(AutoModelForCausalLM.from_config(config), upper())
+    model = add_adapter(AutoModelForCausalLM.from_config(config), upper())
     ids = torch.arange(6 * 12).view(6, 12) + 3
     with lower_layers_once(model) as states:
         body_of(unwrapped(model))(
