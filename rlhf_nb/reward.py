@@ -87,16 +87,16 @@ from .base.custom import check_head, linear_head
 from rlhf_nb.base.encoding import (
     Marked,
     Turns,
-    alike,
-    closed,
+    cut_at_end,
     encode,
     front_ids,
     marked_pair,
+    overlap,
     plain_ids,
     render,
+    strip_stop,
     template_settings,
     token_spans,
-    without_stop,
 )
 from .base.fields import NotNegative, setting
 from .base.last_layer import read_at
@@ -153,8 +153,8 @@ def marked_answers_of(
     if row.get("prompt") is not None:
         return [marked_pair(row["prompt"], row[name], tokenizer, **settings) for name in ANSWERS]
     both = [(render(row[name], tokenizer, **settings), row[name]) for name in ANSWERS]
-    complete = (closed(text, x, tokenizer, **settings) for text, x in both)
-    texts = [without_stop(text, tokenizer) for text in complete]
+    complete = (cut_at_end(text, x, tokenizer, **settings) for text, x in both)
+    texts = [strip_stop(text, tokenizer) for text in complete]
     return [Marked(text, [(-1, len(text))], True) for text in texts]
 
 # %% ../nbs/reference/38_reward_training.ipynb #00d79c69
@@ -195,7 +195,7 @@ def _pair_ids(
             "drop such rows, they teach nothing",
         )
     if starts is None:
-        starts = [alike(*pair)] * 2
+        starts = [overlap(*pair)] * 2
         if starts[0] <= bos:
             _refuse(
                 number,
