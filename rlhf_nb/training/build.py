@@ -17,7 +17,7 @@ from transformers.utils import logging
 from rlhf_nb.base.custom import CustomScorer, check_head
 from rlhf_nb.base.loading import loading, pretrained_tokenizer
 from rlhf_nb.base.noise import ALWAYS_ON, check_steady, without_noise
-from rlhf_nb.base.opened import accepted, embedding_rows, opened
+from rlhf_nb.base.opened import accepted, embedding_rows, separable_model
 from rlhf_nb.base.sharding import gathered, zero3_is_live
 from rlhf_nb.checkpoint import load_weights
 from rlhf_nb.forward import PolicyAndValue, ValueHead
@@ -305,8 +305,8 @@ def try_models(args: PPOConfig, pair: PolicyAndValue, reference: Placed, layout:
         return
     with layout.accelerator.autocast():  # some attention refuses float32
         has_cache(pair.policy)
-        opened(pair.policy)
-        reference(opened)
+        separable_model(pair.policy)
+        reference(separable_model)
         check_steady(pair.policy, "policy", _logits)
         if pair.value is not None and not isinstance(pair.value, ValueHead):
             check_steady(pair.value, "value model", token_scores)
