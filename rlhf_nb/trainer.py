@@ -56,7 +56,7 @@ from .training.config import PPOConfig, check_args, check_estimator
 from .training.engines import CachedEngine, Engine, VLLMEngine
 from .training.layout import Layout, Measure, Placed, layer_by_layer
 from .training.loop import UpdateTrainer
-from .training.model_loading import load_tokenizer, merged
+from .training.model_loading import load_tokenizer, merge_adapter
 from .training.precision import half_trained
 from rlhf_nb.training.prompts import (
     as_batch,
@@ -661,7 +661,7 @@ class PPOTrainer(UpdateTrainer):
             policy = copy.deepcopy(policy)
             if state is not None:
                 policy.load_state_dict(state)
-            policy, state = merged(policy), None
+            policy, state = merge_adapter(policy), None
         stops = self.sampling_settings.stop_ids
         save_policy(policy, self.processing_class, folder, state, stop_ids=stops)
         keep = self.stage is not None or self.args.save_value_model
