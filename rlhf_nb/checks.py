@@ -5,56 +5,14 @@
 # %% ../nbs/reference/30_checks.ipynb #eb444386
 from __future__ import annotations
 
-from .exercises.after_ppo import OTHERS as check_others
-from .exercises.credit import STEP_REWARDS as check_step_rewards
+from .exercises.catalogue import checkers
 from .exercises.engine import Exercise
 from .exercises.engine import Verdict as Verdict
-from .exercises.engines import WEIGHTS as check_weights
-from .exercises.evaluate import BEST_OF_N as check_best_of_n
-from .exercises.gae import GAE as check_gae
-from .exercises.goodhart import BEST_OF_N_KL as check_best_of_n_kl
-from .exercises.impossible import IMPOSSIBLE as check_impossible
-from .exercises.kl import K3 as check_k3
-from .exercises.kl import KL_GRADIENT as check_kl_gradient
-from .exercises.logprobs import LOGPROBS as check_logprobs
-from .exercises.losses import POLICY_LOSS as check_policy_loss
-from .exercises.losses import VALUE_LOSS as check_value_loss
-from .exercises.masks import MEAN as check_mean
-from .exercises.masks import RESPONSE_MASK as check_response_mask
-from .exercises.models import VALUES as check_values
-from .exercises.policy_gradients import RLOO_LOSS as check_rloo_loss
-from .exercises.policy_gradients import SURROGATE as check_surrogate
-from .exercises.reward import FAIR as check_fair
-from .exercises.reward import LOSS as check_loss
-from .exercises.sft import LABELS as check_labels
-from .exercises.shaping import SHAPING as check_shaping
-from .exercises.training_loop import UPDATE as check_update
 
 # %% auto #0
-__all__ = ['EXERCISES']
+__all__ = ['CHECKERS', 'EXERCISES']
 
 # %% ../nbs/reference/30_checks.ipynb #b870b28f
-EXERCISES: tuple[Exercise, ...] = (  # in the order of the pages
-    check_rloo_loss,
-    check_surrogate,
-    check_mean,
-    check_response_mask,
-    check_values,
-    check_logprobs,
-    check_fair,
-    check_loss,
-    check_k3,
-    check_kl_gradient,
-    check_shaping,
-    check_gae,
-    check_policy_loss,
-    check_value_loss,
-    check_update,
-    check_best_of_n,
-    check_best_of_n_kl,
-    check_others,
-    check_impossible,
-    check_labels,
-    check_weights,
-    check_step_rewards,
-)
+CHECKERS: dict[str, Exercise] = checkers()  # check_gae and so on, in the order of the pages
+globals().update(CHECKERS)
+EXERCISES: tuple[Exercise, ...] = tuple(CHECKERS.values())

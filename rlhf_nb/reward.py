@@ -126,9 +126,9 @@ from rlhf_nb.sft import (
     tokenizer_of,
 )
 from .training.layout import Layout, Measure, Placed, whole
-from .training.loop import SealedTrainer
 from .training.prompts import rows_of
 from .training.reporting import hub_name
+from .training.sealed import SealedTrainer
 from rlhf_nb.training.supervised import (
     SupervisedConfig,
     check_finite,

@@ -55,8 +55,8 @@ from rlhf_nb.models import (
     load_policy,
     with_adapter,
 )
-from .training.loop import SealedTrainer
 from .training.prompts import rows_of
+from .training.sealed import SealedTrainer
 from rlhf_nb.training.supervised import (
     SupervisedConfig,
     check_finite,

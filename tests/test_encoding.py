@@ -689,12 +689,12 @@ def test_given_ids_are_those_that_are_evaluated(ppo, letters):
     odd = [[letters.eos_token_id, 3, 4], [5, letters.eos_token_id, 6]]
     data, model = Dataset.from_dict(dict(input_ids=odd)), scorer(letters)
     trainer = ppo(model, parts=dict(eval_dataset=data))
-    completions, scores = trainer.completed(data, progress=False)
+    completions = trainer.evaluator.complete(data)
     read = trainer.policy.eval(), letters
     found = complete(*read, odd, response_length=5, seed=trainer.args.seed)
-    assert [ids[:3] for ids in found.ids] == odd and found.texts == completions.texts
+    assert [ids[:3] for ids in found.ids] == odd and found.texts == [x.text for x in completions]
     wanted = score_ids(trainer.reward_model, found.ids, letters.pad_token_id)
-    torch.testing.assert_close(torch.tensor(scores), wanted)
+    torch.testing.assert_close(torch.tensor([x.score for x in completions]), wanted)
     r = trainer.score(trainer.rollout(dict(input_ids=odd)))
     rows = [
         [*p[m].tolist(), *a[k].tolist()]
@@ -722,8 +722,8 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
     assert not all(r.stopped) and any(r.stopped)
     wanted = score_ids(trainer.reward_model, rows, other.pad_token_id)
     torch.testing.assert_close(r.raw_scores, wanted)
-    found, _ = trainer.completed(data, progress=False)
-    assert found.prompts == [f"user: {x}" for x in "abcdefgh"]
+    found = trainer.evaluator.complete(data)
+    assert [x.prompt for x in found] == [f"user: {x}" for x in "abcdefgh"]
     other.chat_template = "{{ tools[0].name if tools }}" + CHATML
     of_tools = [[dict(name="late" if i % 2 else "no")] for i in range(len(data))]
     with_tools = data.add_column("tools", [json.dumps(x) for x in of_tools])
@@ -734,11 +734,11 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
     ]
     wanted = score_ids(trainer.reward_model, answers, other.pad_token_id)
     torch.testing.assert_close(r.raw_scores, wanted)
-    found, scores = trainer.completed(with_tools, progress=False)
-    given = data["prompt"][:], found.texts
-    how = dict(stopped=found.stopped, settings=[dict(tools=x) for x in of_tools])
+    found = trainer.evaluator.complete(with_tools)
+    given = data["prompt"][:], [x.text for x in found]
+    how = dict(stopped=[x.stopped for x in found], settings=[dict(tools=x) for x in of_tools])
     wanted = score_texts(trainer.reward_model, other, *given, **how)
-    torch.testing.assert_close(torch.tensor(scores), wanted)
+    torch.testing.assert_close(torch.tensor([x.score for x in found]), wanted)
     other.chat_template = None
     with pytest.raises(ValueError, match="a prompt for the reward model is a conversation"):
         ppo(scorer(other), data=data, parts=parts)

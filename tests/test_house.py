@@ -725,7 +725,7 @@ def test_a_plain_module_that_imports_too_much_is_caught():
         ("base.files", "from rlhf_nb.cli.data import take"),
         ("base.files", "from rlhf_nb import PPOTrainer"),
         ("base.files", "from rlhf_nb.masks import whiten"),
-        ("base.files", "from rlhf_nb.training.loop import SealedTrainer"),
+        ("base.files", "from rlhf_nb.training.sealed import SealedTrainer"),
         ("training.build", "from rlhf_nb.trainer import PPOTrainer"),
         ("unlisted", "import os"),
         ("masks", "def f():\n    from rlhf_nb.ui.html import element"),

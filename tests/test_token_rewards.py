@@ -587,7 +587,7 @@ def test_a_run_keeps_resumes_replays_and_evaluates_them(kind, ppo):
         assert_allclose(log["objective/scores"], score_sums(r.scores).mean(), atol=1e-6)
         assert_allclose(log["tokens/paid"], r.paid.sum() / len(r), atol=1e-6)
         assert r.episodes()["raw_score"].tolist() == score_sums(r.raw_scores).tolist()
-    first, cfg = kept[0], trainer.live_objective
+    first, cfg = kept[0], trainer.objective_for(kept[0])
     for name, want in zip(("rewards", "advantages"), by_numpy(first, cfg)):
         assert_allclose(getattr(first, name), want, atol=1e-5, rtol=0)
     folder = trainer.args.output_dir
@@ -629,7 +629,7 @@ def test_a_run_is_the_same_bit_for_bit_in_either_form(ppo):
 
 
 def completed_texts(trainer) -> list[str]:
-    return trainer.completed(trainer.eval_dataset, progress=False)[0].texts
+    return [x.text for x in trainer.evaluator.complete(trainer.eval_dataset)]
 
 
 def test_packing_changes_nothing(ppo):
@@ -705,11 +705,13 @@ def test_a_reward_model_judges_tokens_or_steps(level, ppo, tmp_path):
         assert r.paid[i, :n].tolist() == (~np.isnan(wanted)).tolist(), text
         assert_allclose(r.raw_scores[i, :n], np.nan_to_num(wanted), atol=1e-6)
     assert seen or level == "token"
-    completions, scores = trainer.completed(trainer.eval_dataset, progress=False)
-    assert len(scores) == len(completions.texts) and trainer.evaluate()["eval_score"]
-    texts = [*completions.prompts], completions.texts, completions.stopped
+    completions = trainer.evaluator.complete(trainer.eval_dataset)
+    assert len(completions) == len(trainer.eval_dataset) and trainer.evaluate()["eval_score"]
+    texts = [[getattr(x, name) for x in completions] for name in ("prompt", "text", "stopped")]
     again = trainer.judges.of_texts(*texts, {}, trainer.processing_class)
-    assert_allclose(again, scores, atol=1e-5)  # without the ids, from the texts
+    assert_allclose(
+        again, [x.score for x in completions], atol=1e-5
+    )  # without the ids, from the texts
     done = preflight(trainer, rungs=REWARDS, quiet=True)
     assert done.passed, [x for x in done.checks if x.passed is False]
     told = next(x.measured for x in done.checks if x.name == "rewards: judges")

@@ -31,6 +31,7 @@ import rlhf_nb.logprobs
 import rlhf_nb.models
 import rlhf_nb.ppo
 import rlhf_nb.trainer
+import rlhf_nb.training.parts
 from rlhf_nb.base.opened import PACKED_ATTENTION, reads_end_to_end
 from rlhf_nb.forward import Forward, PolicyAndValue, micro_batches
 from rlhf_nb.logprobs import response_logprobs
@@ -393,7 +394,7 @@ def test_wrong_programs_are_seen(ppo, name, monkeypatch):
     if module is rlhf_nb.trainer:
         kind = wrong.PPOTrainer
     else:
-        monkeypatch.setattr(rlhf_nb.trainer, "Forward", wrong.Forward)
+        monkeypatch.setattr(rlhf_nb.training.parts, "Forward", wrong.Forward)
     with pytest.raises((AssertionError, IndexError)):
         r, *found = updated(ppo, kind=kind, trim_padding=True, **more)
         assert (plain[0].logprobs - r.logprobs).abs().max() < 1e-5

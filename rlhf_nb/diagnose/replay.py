@@ -29,7 +29,7 @@ from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.training.resume import changes_text
 from rlhf_nb.ui.run_files import merged
-from rlhf_nb.update import Metrics
+from rlhf_nb.update import Metrics, charge
 
 
 class Steps(TrainerCallback):
@@ -58,7 +58,8 @@ def ready(trainer: PPOTrainer, saved: Rollout, was: Mapping[str, Any]) -> Rollou
     if args.kl_estimator != was["kl_estimator"]:
         r = r.with_(kl=trainer.kl(r, r.logprobs, r.ref_logprobs))
     final = final_scores(r.raw_scores, r.stopped, args, trainer.moments, reduce, r.mask)
-    return trainer.advantages(r.with_(scores=final))
+    r = charge(r.with_(scores=final), args, trainer.controller.value)
+    return trainer.advantages(r)
 
 
 @torch.no_grad()

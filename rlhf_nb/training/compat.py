@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import wraps
 from typing import Any
@@ -91,6 +91,7 @@ METHODS = {  # of a trainer of 0.11
     "current_device": "trainer.args.device",
 }
 ATTRIBUTES: dict[str, Callable[[Any], Any]] = {  # of a trainer of 1.12, by another name here
+    "reward_model": lambda trainer: alone(trainer.judges.judges.values()),
     "policy_model": lambda trainer: trainer.pair.policy,
     "value_model": lambda trainer: trainer.pair.value,
     "dataloader": lambda trainer: trainer.get_train_dataloader(),
@@ -117,6 +118,12 @@ OPTIMIZERS = ("layerwise", "lomo", "schedule_free")  # that step in the backward
 def with_new_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     "Settings, as a script or a record of an earlier release names them, by today's names."
     return {EARLIER.get(name, name): value for name, value in settings.items()}
+
+
+def alone(judges: Iterable[Any]) -> Any:
+    "The judge, where there is one; else None."
+    judges = list(judges)
+    return judges[0] if len(judges) == 1 else None
 
 
 def one_or_all(ids: Sequence[int]) -> int | list[int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -10,6 +11,17 @@ from rich.table import Table
 
 from rlhf_nb.base.terminal import terminal_text
 from rlhf_nb.training.reporting import report_table
+
+
+@dataclass(frozen=True)
+class ScoredCompletion:
+    "What a policy wrote to one prompt, and what it earned."
+
+    prompt: str  # as the table shows it
+    text: str  # without the stop token
+    stopped: bool  # whether the stop token was reached
+    length: int  # in tokens, with the stop token
+    score: float
 
 
 def print_table(
@@ -36,13 +48,15 @@ def print_table(
 
 def report_completions(
     trainer: Any,
-    frame: pd.DataFrame,  # one row per completion, with its score
-    lengths: list[int],
-    stopped: list[bool],
+    completions: list[ScoredCompletion],
     kind: str,  # "eval", "sample": of the names of metrics and file
     name: str,  # of the evaluation set, where there are several
 ) -> dict[str, float]:  # what was logged
     "Write, print and log completions of one evaluation set; returns their means."
+    frame = pd.DataFrame(
+        [(x.prompt, x.text, x.score) for x in completions],
+        columns=["query", "model response", "score"],
+    )
     step, of_set = trainer.state.global_step, f"-{name}" if name else ""
     if trainer.is_world_process_zero():
         folder = trainer.output_dir / "completions"
@@ -53,8 +67,8 @@ def report_completions(
     prefix = f"{kind}_{name}" if name else kind
     metrics = {
         f"{prefix}_score": frame["score"].mean(),
-        f"{prefix}_length": sum(lengths) / len(lengths),
-        f"{prefix}_stopped": sum(stopped) / len(stopped),
+        f"{prefix}_length": sum(x.length for x in completions) / len(completions),
+        f"{prefix}_stopped": sum(x.stopped for x in completions) / len(completions),
     }
     trainer.log(dict(metrics))
     report_table(trainer, f"completions-{kind}{of_set}", frame)
