@@ -33,7 +33,6 @@ from rlhf_nb import replay
 from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.preflight import LADDER, preflight
 from rlhf_nb.encoding import token_spans
-from rlhf_nb.estimators import ESTIMATORS
 from rlhf_nb.gae import gae
 from rlhf_nb.masks import last_token, on_tokens, score_sums
 from rlhf_nb.models import train_bpe_tokenizer
@@ -295,7 +294,7 @@ SCORES = {
 
 
 def check_numbers(kinds=("steps", "tokens")) -> None:
-    for seed, (kind, estimator, how) in enumerate(product(kinds, ESTIMATORS, SCORES.values())):
+    for seed, (kind, estimator, how) in enumerate(product(kinds, by_hand.BY_HAND, SCORES.values())):
         r = some_rollout(seed, kind)
         cfg = Objective(advantage_estimator=estimator, kl_coef=0.3, lam=0.9, **how)
         ours, (rewards, advantages) = computed(r, cfg), by_numpy(r, cfg)
@@ -310,7 +309,7 @@ def test_numbers_are_those_of_numpy():
 
 
 @pytest.mark.parametrize("how", SCORES.values(), ids=SCORES)
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", by_hand.BY_HAND)
 def test_a_score_on_the_last_token_is_the_score_of_the_response(estimator, how):
     "Bit for bit, as both are one path; grpo's form for steps up to rounding."
     r = some_rollout(3, "end")
@@ -486,7 +485,7 @@ def real_rows(rows: torch.Tensor, mask: torch.Tensor) -> list[list]:
 
 def test_the_copy_by_hand_agrees_with_numpy():
     "Of the preflight, for every estimator; and with steps that earn 0."
-    for seed, (estimator, how) in enumerate(product(ESTIMATORS, SCORES.values())):
+    for seed, (estimator, how) in enumerate(product(by_hand.BY_HAND, SCORES.values())):
         r = some_rollout(seed)
         settings = dict(advantage_estimator=estimator, kl_coef=0.3, lam=0.9, **how)
         args = SimpleNamespace(**vars(Objective(**settings)), num_generations=K)
