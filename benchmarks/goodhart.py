@@ -18,32 +18,41 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import random
 import resource
 import shutil
-import subprocess
-import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from common import described_parser, run_logged
 from datasets import Dataset, concatenate_datasets, load_from_disk
 from rich.console import Console
 from transformers import PrinterCallback
 
 from rlhf_nb.cli.demo_run import DemoRun, DemoSettings
-from rlhf_nb.cli.demo_stages import common, quiet, reward_report, sampled_pairs, sft_stage, world_of
-from rlhf_nb.evaluate import best_of_n_kl, best_of_n_reward, outcomes
+from rlhf_nb.cli.demo_stages import (
+    common,
+    ppo_args,
+    quiet,
+    reward_report,
+    sampled_pairs,
+    sft_stage,
+    world_of,
+)
+from rlhf_nb.evaluate import outcomes
+from rlhf_nb.frontier import best_of_n_kl, best_of_n_reward
+from rlhf_nb.judges import Ensemble
 from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.models import load_policy, load_scorer, load_tokenizer, scorer_from, zero_head
-from rlhf_nb.reward import Ensemble, RewardConfig, RewardTrainer, center_rewards, score_texts
+from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.rollout import Rollout, Sampling, sample, texts_of
+from rlhf_nb.scoring import center_rewards, score_texts
 from rlhf_nb.tldr import edit_pairs, gold_judge
-from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.trainer import PPOTrainer
 
 HERE = Path(__file__).parent
 TEMPERATURE, TOKENS = 0.7, 32  # of every answer, of PPO and of the pool
@@ -464,29 +473,8 @@ def ppo_job(run: DemoRun, size: Size, name: str) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     of_length = rewards == "length"
     episodes = size.length_episodes if of_length else size.episodes
-    args = PPOConfig(
-        **common(
-            s,
-            folder,
-            learning_rate=6e-4,
-            value_learning_rate=1e-3,
-            total_episodes=episodes,
-            num_ppo_epochs=4,
-            num_mini_batches=2,
-            per_device_train_batch_size=size.batch // 2,
-            gradient_accumulation_steps=2,
-            response_length=TOKENS,
-            temperature=TEMPERATURE,
-            missing_eos_penalty=1.0,
-            normalize_scores=True,
-            value_warmup_updates=min(2, episodes // size.batch // 4),
-            local_rollout_forward_batch_size=256,
-            save_rollouts=True,
-            num_sample_generations=0,
-            logging_steps=1,
-            **dict(kl_coef=0.0) | settings,
-        )
-    )
+    s = replace(s, episodes=episodes, batch=size.batch, temperature=TEMPERATURE, kl_coef=0.0)
+    args = ppo_args(s, folder, **settings)
     paths = [] if of_length else [str(run.folder / "rewards" / one) for one in rewards]
     value = load_scorer(paths[0]) if paths else scorer_from(load_policy(str(run.folder / "sft")))
     trainer = PPOTrainer(
@@ -552,9 +540,7 @@ def summary(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[61, 62, 63])
     parser.add_argument("--runs", type=Path, default=Path("runs/goodhart"))
     parser.add_argument("--size", choices=SIZES, default="full")
@@ -573,18 +559,8 @@ def main() -> None:
                 continue
             folder.mkdir(parents=True, exist_ok=True)
             words = ["--seeds", str(seed), "--runs", str(options.runs), "--size", options.size]
-            start = time.perf_counter()
-            with open(folder / "log.txt", "a", encoding="utf-8") as log:
-                code = subprocess.run(
-                    [sys.executable, __file__, *words, "--job", job],
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=os.environ | dict(OMP_NUM_THREADS="1"),
-                ).returncode
-            took = time.perf_counter() - start
-            print(f"seed {seed}, {job}: exit code {code} after {took:.0f} s", flush=True)
-            if code:
-                raise SystemExit(f"see {folder / 'log.txt'}")
+            log, name = folder / "log.txt", f"seed {seed}, {job}"
+            run_logged([__file__, *words, "--job", job], log, name, OMP_NUM_THREADS="1")
         print(summary(collected(options.runs, [seed], jobs)[seed]), flush=True)
     seeds = sorted({TUNING, *options.seeds})
     whole = dict(size=options.size, seeds=collected(options.runs, seeds, jobs))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from rlhf_nb.evaluate import hacking_alarms
+from rlhf_nb.training.alarms import hacking_alarms
 from rlhf_nb.training.metrics import RANGES
 
 HERE = Path(__file__).parent

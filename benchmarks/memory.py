@@ -12,18 +12,16 @@ of 32 to 64 tokens, 48 response tokens (24 where the vocabulary is varied), 64 r
 micro-batch.
 
 What is counted. The primary figure is live tensor bytes: a dispatch mode sees the output of every
-operation, backward and optimizer included, counts each storage once, from the operation that makes
-it to its end, and keeps the peak of each phase. That is exact and the same in every run, which
-resident memory is not. It leaves out what is no tensor (workspaces inside kernels, the allocator's
-slack, Python), so the process's peak resident memory less what it held before the models were made
-is told beside it.
+operation, counts each storage once, from the operation that makes it to its end, and keeps the peak
+of each phase. That is exact and the same in every run; it leaves out what is no tensor, so the
+process's peak resident memory less what it held before the models were made is beside it.
 
 Vocabulary. A storage of [vocabulary, hidden] is an embedding, a head, or one's gradient or
-optimizer state: it is counted apart, next to the bytes that these need by the parameters alone.
-Every other tensor with a dimension equal to the vocabulary holds logits or probabilities of some
-tokens. Checked at each point: no such tensor is larger than one chunk (`chunk_logits` of
-`response_logprobs`, or, while sampling, one row for each response of the batch). Checked between
-points: without embeddings and heads, the peak at 151,936 words is at most 1.2 times that at 32,000.
+optimizer state: it is counted by itself, next to the bytes that these need by the parameters alone.
+Every other tensor with a dimension equal to the vocabulary holds logits or probabilities. Checked:
+no such tensor is larger than one chunk (`chunk_logits` of `response_logprobs`, or, while sampling,
+a row for each response); without embeddings and heads, the peak at 151,936 words is at most 1.2
+times that at 32,000.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from typing import Any
 
 import common
 import torch
-from common import SMALL, at_most, environment, sized, title
+from common import SMALL, sized
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -76,11 +74,8 @@ class Ledger(TorchDispatchMode):
 
     def begin(self) -> None:
         "A new phase: peaks start from what is alive."
-        self.peak, self.total, self.weights = (
-            dict(self.now),
-            sum(self.now.values()),
-            self.now["weights"],
-        )
+        self.peak, self.total = dict(self.now), sum(self.now.values())
+        self.weights = self.now["weights"]
         self.most_logits, self.largest = self.now["logits"], 0
 
     def account(self, x: torch.Tensor) -> str:
@@ -115,10 +110,8 @@ class Ledger(TorchDispatchMode):
         if self.now["logits"] + self.now["rest"] > self.peak["logits"] + self.peak["rest"]:
             self.peak = dict(self.now)
         self.total = max(self.total, sum(self.now.values()))
-        self.most_logits, self.weights = (
-            max(self.most_logits, self.now["logits"]),
-            max(self.weights, self.now["weights"]),
-        )
+        self.most_logits = max(self.most_logits, self.now["logits"])
+        self.weights = max(self.weights, self.now["weights"])
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -155,12 +148,15 @@ def peak_resident() -> int:
     )
 
 
+def models_of(trainer: Any) -> list[torch.nn.Module]:
+    return [trainer.model, trainer.ref_model, *trainer.judges.judges.values()]
+
+
 def needed(trainer: Any, shape: tuple[int, int]) -> int:
     "Bytes of embeddings and heads, and of gradients and Adam's two moments where they learn."
-    models = [trainer.model, trainer.ref_model, *trainer.judges.judges.values()]
     return sum(
         p.nbytes * (4 if p.requires_grad else 1)
-        for m in models
+        for m in models_of(trainer)
         for p in m.parameters()
         if tuple(p.shape) == shape
     )
@@ -189,12 +185,7 @@ def point(s: dict) -> dict:
 
     with tempfile.TemporaryDirectory() as folder, common.dice(s):
         trainer = common.make_trainer(s, Path(folder), common.in_phases(around))
-        models = [
-            trainer.model,
-            trainer.ref_model,
-            *trainer.judges.judges.values(),
-        ]
-        for m in models:
+        for m in models_of(trainer):
             for x in (*m.parameters(), *m.buffers()):
                 ledger.hold(x)
         trainer.step()
@@ -238,88 +229,59 @@ def checks(results: dict) -> list[dict]:
     "No logits larger than a chunk, at any point; the growth with the vocabulary."
     found = [p for sweep in results["sweeps"].values() for p in sweep]
     worst = max(phase["largest"] / p["chunk"] for p in found for phase in p["phases"].values())
-    kept = [at_most("largest tensor of logits, in chunks, over all points", worst, 1.0, ".3f")]
+    what = "largest tensor of logits, in chunks, over all points"
+    kept = [common.check(what, worst, "at most", 1.0, ".3f")]
     if len(by_vocab := results["sweeps"].get("vocabulary", [])) > 1:
         low, high = by_vocab[-2:]
         words = f"{high['setting']['vocab']:,} words to {low['setting']['vocab']:,}"
-        kept.append(
-            at_most(f"peak without embedding and head, {words}", high["peak"] / low["peak"], GROWTH)
-        )
+        what, growth = f"peak without embedding and head, {words}", high["peak"] / low["peak"]
+        kept.append(common.check(what, growth, "at most", GROWTH))
     return kept
 
 
 def table(results: dict) -> Any:
     "A row for each point, MiB."
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    shown = Table(
-        title=title("Peak memory of one update, MiB of live tensors", results),
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        caption="Phases: embedding and head aside, with their gradients and moments; those are the "
-        "next column. Logits: most alive at once, and the largest tensor in chunks. "
-        "Process: its peak less what it held before the models were made. Advantages: see the "
-        "JSON file.",
-    )
-    for name in (
-        "varied",
-        "",
-        "rollout",
-        "score",
-        "update",
-        "aside",
-        "logits",
-        "chunks",
-        "process",
-    ):
-        shown.add_column(name, justify="left" if name == "varied" else "right")
+    heads = ["varied", "", "rollout", "score", "update", "aside", "logits", "chunks", "process"]
+    mib, rows = lambda x: f"{x / 2**20:.0f}", []
     for sweep, found in results["sweeps"].items():
-        for i, p in enumerate(found):
+        for p in found:
             most = lambda what, p=p: max(phase[what] for phase in p["phases"].values())
-            mib = lambda *cells: (f"{x / 2**20:.0f}" for x in cells)
-            phases = [p["phases"][name]["aside"] for name in ("rollout", "score", "update")]
-            shown.add_row(
-                sweep if i == 0 else "",
-                f"{x_of(sweep, p):,}",
-                *mib(*phases, most("weights"), most("logits")),
-                f"{most('largest') / p['chunk']:.2f}",
-                *mib(p["resident"]),
-                end_section=i + 1 == len(found),
-            )
-    return shown
+            phases = [mib(p["phases"][name]["aside"]) for name in ("rollout", "score", "update")]
+            vocabulary = [mib(most("weights")), mib(most("logits"))]
+            chunks = f"{most('largest') / p['chunk']:.2f}"
+            figures = [*phases, *vocabulary, chunks, mib(p["resident"])]
+            rows.append([sweep, f"{x_of(sweep, p):,}", *figures])
+    return common.table(
+        common.title("Peak memory of one update, MiB of live tensors", results),
+        heads,
+        rows,
+        "Phases: without embedding and head, their gradients and moments, which are the next "
+        "column. Logits: most alive at once, and the largest tensor in chunks. "
+        "Process: its peak less what it held before the models were made.",
+    )
 
 
 def main(words: list[str] | None = None) -> dict:
     "Measure, write, print."
-    parser = common.parser_of(__doc__, "memory")
+    parser, workers = common.parser_of(__doc__, "memory"), min(2, os.cpu_count() or 1)
     parser.add_argument("--sweeps", nargs="+", choices=SWEEPS, default=list(SWEEPS))
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=min(2, os.cpu_count() or 1),
-        help="processes at a time (default: 2, on one core 1)",
-    )
-    asked = common.parsed(parser, words)
+    parser.add_argument("--workers", type=int, default=workers, help="processes at a time")
+    asked = common.parse(parser, words)
     if asked.workers < 1:
         parser.error(f"--workers is {asked.workers}: give a positive number")
-    sweeps = (
-        dict(vocabulary=[QUICK, QUICK | dict(vocab=128)])
-        if asked.quick
-        else {name: SWEEPS[name] for name in asked.sweeps}
-    )
-    settings = list(
-        {json.dumps(s): s for sweep in sweeps.values() for s in sweep}.values()
-    )  # the start of all sweeps is measured once
+    sweeps = {name: SWEEPS[name] for name in asked.sweeps}
+    if asked.quick:
+        sweeps = dict(vocabulary=[QUICK, QUICK | dict(vocab=128)])
+    # the start of all sweeps is measured once
+    settings = list({json.dumps(s): s for sweep in sweeps.values() for s in sweep}.values())
     found = {json.dumps(p["setting"]): p for p in points(settings, asked.workers)}
     results = dict(
-        environment=environment(asked.under_load),
+        environment=common.environment(asked.under_load),
         quick=asked.quick,
         sweeps={name: [found[json.dumps(s)] for s in sweep] for name, sweep in sweeps.items()},
     )
     results["checks"] = checks(results)
-    return common.told(results, asked, table(results))
+    return common.finish(results, asked, table(results))
 
 
 if __name__ == "__main__":

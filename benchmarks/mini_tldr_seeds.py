@@ -14,23 +14,21 @@ again. Writes JSON, a table and a plot under benchmarks/results/. The judge is t
 the test posts; training never sees it. Intervals over the seeds are those of `rlhf_nb.gains`.
 """
 
-import argparse
 import io
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
-import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from common import described_parser, run_logged
 
 from rlhf_nb.gains import Estimate, mean_interval, paired_gain, plan, rate_interval
 
@@ -49,30 +47,9 @@ def run(folder: Path, seed: int, threads: int, *more: str) -> Path:
     if (folder / "results.json").is_file():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    words = [
-        sys.executable,
-        "-m",
-        "rlhf_nb.cli",
-        "demo",
-        "--seed",
-        str(seed),
-        "--output_dir",
-        str(folder),
-        "--threads",
-        str(threads),
-        *more,
-    ]
-    start = time.perf_counter()
-    with open(folder / "log.txt", "a", encoding="utf-8") as log:
-        code = subprocess.run(
-            words, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "120"}
-        ).returncode
-    print(
-        f"seed {seed} {' '.join(more)}: exit code {code} after {time.perf_counter() - start:.0f} s",
-        flush=True,
-    )
-    if code:
-        raise SystemExit(f"see {folder / 'log.txt'}")
+    words = ["-m", "rlhf_nb.cli", "demo", "--seed", str(seed), "--output_dir", str(folder)]
+    words += ["--threads", str(threads), *more]
+    run_logged(words, folder / "log.txt", f"seed {seed} {' '.join(more)}", COLUMNS="120")
     return folder
 
 
@@ -88,16 +65,7 @@ def without_kl(root: Path, seed: int, threads: int, episodes: int) -> Path:
 
 def few_labels(root: Path, seed: int, threads: int) -> tuple[Path, Path]:
     "The same seed with a reward model of few labels: with the penalty, and without it."
-    words = (
-        "--fact_pairs",
-        "1000",
-        "--edit_pairs",
-        "1000",
-        "--eval_posts",
-        "500",
-        "--validation_posts",
-        "1000",
-    )
+    words = "--fact_pairs 1000 --edit_pairs 1000 --eval_posts 500 --validation_posts 1000".split()
     held, free = root / f"few_labels_seed{seed}", root / f"few_labels_no_kl_seed{seed}"
     if not (held / "sft").exists():
         shutil.copytree(root / f"seed{seed}" / "sft", held / "sft")
@@ -278,10 +246,17 @@ def plot(
     path.write_text(svg.replace("<defs>", f"<style>{theme}</style><defs>", 1))
 
 
+def show(whole: dict, results: Path) -> None:
+    "Table and plot of what is kept."
+    found = whole["default"], whole["no_kl"], whole["few_labels"]
+    text = table(*found, whole["date"])
+    (results / "mini_tldr_seeds.md").write_text(text)
+    plot(*found, results / "mini_tldr_seeds.svg")
+    print(text)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="*", default=[10, 11, 12, 13, 14])
     parser.add_argument("--no_kl_seeds", type=int, nargs="*", default=[10, 11, 12])
     parser.add_argument("--no_kl_episodes", type=int, default=12_288)
@@ -293,41 +268,26 @@ def main() -> None:
     asked = parser.parse_args()
     results = HERE / "results"
     if asked.kept:
-        old = json.loads((results / "mini_tldr_seeds.json").read_text())
-        found = old["default"], old["no_kl"], old["few_labels"]
-        text = table(*found, old["date"])
-        (results / "mini_tldr_seeds.md").write_text(text)
-        plot(*found, results / "mini_tldr_seeds.svg")
-        print(text)
-        return
+        return show(json.loads((results / "mini_tldr_seeds.json").read_text()), results)
+    root, threads = asked.runs, asked.threads
     with ThreadPoolExecutor(asked.jobs) as pool:
-        folders = list(
-            pool.map(lambda seed: run(asked.runs / f"seed{seed}", seed, asked.threads), asked.seeds)
-        )
-        bare = list(
-            pool.map(
-                lambda seed: without_kl(asked.runs, seed, asked.threads, asked.no_kl_episodes),
+
+        def each(seeds: list[int], job: Callable[[int], Any]) -> dict[int, Any]:
+            return dict(zip(seeds, pool.map(job, seeds)))
+
+        whole = dict(
+            date=date.today().isoformat(),
+            default=each(asked.seeds, lambda k: read(run(root / f"seed{k}", k, threads))),
+            no_kl=each(
                 asked.no_kl_seeds,
-            )
+                lambda k: read(without_kl(root, k, threads, asked.no_kl_episodes)),
+            ),
+            few_labels=each(
+                asked.few_label_seeds, lambda k: [*map(read, few_labels(root, k, threads))]
+            ),
         )
-        few = list(
-            pool.map(
-                lambda seed: few_labels(asked.runs, seed, asked.threads), asked.few_label_seeds
-            )
-        )
-    found = {seed: read(folder) for seed, folder in zip(asked.seeds, folders)}
-    found_bare = {seed: read(folder) for seed, folder in zip(asked.no_kl_seeds, bare)}
-    found_few = {
-        seed: (read(held), read(free)) for seed, (held, free) in zip(asked.few_label_seeds, few)
-    }
-    results.mkdir(exist_ok=True)
-    day = date.today().isoformat()
-    text = table(found, found_bare, found_few, day)
-    whole = dict(date=day, default=found, no_kl=found_bare, few_labels=found_few)
     (results / "mini_tldr_seeds.json").write_text(json.dumps(whole, indent=1))
-    (results / "mini_tldr_seeds.md").write_text(text)
-    plot(found, found_bare, found_few, results / "mini_tldr_seeds.svg")
-    print(text)
+    show(whole, results)
 
 
 if __name__ == "__main__":

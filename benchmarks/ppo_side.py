@@ -1,5 +1,5 @@
-"""One side of `ppo_vs_trl.py`: a PPO trainer, ours or the peer, that does one update each time it
-is told to.
+"""One side of `ppo_vs_trl.py`: a PPO trainer, ours or the peer, that does one update each time a
+command asks for it.
 
 Run by `ppo_vs_trl.py` with the Python of either environment; both sides share all of this file,
 and of common.py, but the lines that make the trainer. Commands come as JSON lines on stdin,
@@ -7,41 +7,42 @@ answers go as JSON lines to stdout; what the trainers print goes to stderr.
 
 Counted and timed in the same way on both sides, from outside the trainers:
 - a whole update: from where the training loop asks for its batch to where it asks for the next one;
-- its update phase: from the first forward with gradients to the end of the last optimizer step.
+- its update phase: from the first forward with gradients to the end of the last optimizer step;
 - optimizer steps: by a hook on every torch optimizer;
 - tokens: by a hook on the policy's embedding, in forwards with gradients (`computed` positions,
 and `real` ones, not padding, for which both sides give a model the id 0);
 - memory: the largest resident set of the process, or on a GPU what torch had allocated at most.
 There, each clock waits for the device.
 
-The peer draws by `torch.multinomial`, ours by `rollout.draw_tokens`. `Dice` (common.py) stand
-around it, draw as it would, and then see to it that the i-th response of the n-th update has the
-length that the setting says, which makes tokens equal; they never draw the pad token, which the
-peer would take for the end. Log-probs are not touched, and what they cost (three small tensor
-operations a token) both sides pay.
+`Dice` (common.py) stand around what each side draws with, and make tokens equal; they never draw
+the pad token, which the peer would take for the end. What they cost both sides pay.
 """
 
-import argparse
 import contextlib
+import cProfile
 import gc
-import importlib
+import io
 import json
 import os
+import pstats
 import resource
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from common import (
-    EOS,
     PAD,
     Dice,
+    described_parser,
+    dice,
     in_phases,
     make_prompts,
+    our_settings,
     rate,
-    response_lengths,
     settings,
     wait_for,
 )
@@ -97,25 +98,20 @@ class Counts:
 
 
 class Gate:
-    """The batches of a training loop; before each, what the last update took is told, and a word to
-    go on is waited for."""
+    "The batches of a training loop; before each, `between()` is called."
 
-    def __init__(self, inner, desk: "Desk"):
-        if len(inner) != 1:
-            raise ValueError(
-                f"{len(inner)} batches an epoch: one is wanted, so that every update has the same "
-                "prompts"
-            )
-        self.inner, self.desk = inner, desk
+    def __init__(self, inner: Any, between: Callable[[], None]):
+        self.inner, self.between = inner, between
 
-    def __iter__(self):
-        self.desk.between()
-        yield from self.inner
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.inner:
+            self.between()
+            yield batch
 
     def __len__(self) -> int:
-        return 1
+        return len(self.inner)
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
 
@@ -135,28 +131,18 @@ class Desk:
             found = self.counts.told()
             self.profiling.close()
             if not self.dice.calls:
-                raise SystemExit(
-                    "Dice were never thrown: they must stand where this trainer draws its tokens"
-                )
+                raise SystemExit("Dice were never thrown: this trainer draws somewhere else")
             self.answer(**found, drawn=self.dice.drawn)
         else:
             import transformers
 
-            self.answer(
-                ready=dict(
-                    torch=torch.__version__,
-                    transformers=transformers.__version__,
-                    threads=torch.get_num_threads(),
-                )
-            )
+            versions = dict(torch=torch.__version__, transformers=transformers.__version__)
+            self.answer(ready=versions | dict(threads=torch.get_num_threads()))
         for line in sys.stdin:
             word = json.loads(line)
             if "rate" in word:
-                self.answer(
-                    rate=[
-                        rate(shapes, word["seconds"], self.counts.device) for shapes in word["rate"]
-                    ]
-                )
+                device, seconds = self.counts.device, word["seconds"]
+                self.answer(rate=[rate(shapes, seconds, device) for shapes in word["rate"]])
             else:
                 break
         else:
@@ -174,37 +160,22 @@ def profiled(path: Path, kind: str):
     """One update under torch's profiler (operations) or Python's (functions); a text summary is
     added to a file."""
     if kind == "operations":
-        with torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
-        ) as found:
+        cpu = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=cpu, record_shapes=True) as found:
             yield
-        by_name = found.key_averages().table(
-            sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=48
-        )
-        by_shape = found.key_averages(group_by_input_shape=True).table(
-            sort_by="self_cpu_time_total",
-            row_limit=25,
-            max_name_column_width=40,
-            max_shapes_column_width=70,
-        )
-        text = (
-            f"Operations, by the time spent in themselves\n{by_name}\nThe same, by "
-            f"shape\n{by_shape}\n"
-        )
+        text = ""
+        for by_shape in (False, True):
+            averages = found.key_averages(group_by_input_shape=by_shape)
+            text += averages.table(sort_by="self_cpu_time_total", row_limit=25)
     else:
-        import cProfile
-        import io
-        import pstats
-
         found, out = cProfile.Profile(), io.StringIO()
-        found.enable()
-        yield
-        found.disable()
+        with found:
+            yield
         for order in ("cumulative", "tottime"):
             pstats.Stats(found, stream=out).strip_dirs().sort_stats(order).print_stats(45)
-        text = f"Python functions\n{out.getvalue()}\n"
+        text = out.getvalue()
     with open(path, "a", encoding="utf-8") as file:
-        file.write(text)
+        file.write(f"{kind}\n{text}\n")
 
 
 def lora(s: dict, task: str):
@@ -214,25 +185,25 @@ def lora(s: dict, task: str):
     return LoraConfig(task_type=task, **s["adapters"])
 
 
-def ours(s: dict, folder: Path, parts: dict, tokenizer, data, desk_of, counts: Counts) -> None:
-    "This project's trainer."
+def ours(s: dict, folder: Path, parts: dict, tokenizer: Any, data: Any, desk: Any, **more) -> None:
+    "This project's trainer; `more` goes into its config."
     from rlhf_nb.trainer import PPOConfig
 
     class Gated(in_phases(lambda name: torch.profiler.record_function(f"phase: {name}"))):
         def get_train_dataloader(self):
-            return Gate(super().get_train_dataloader(), desk_of(None))
+            return Gate(super().get_train_dataloader(), desk.between)
 
     trunk = s.get("trunk", False)
-    args = PPOConfig(**settings(s, folder), stop_token="eos", share_value_trunk=trunk)
+    args = PPOConfig(**our_settings(s, folder), stop_token="eos", share_value_trunk=trunk, **more)
     if "adapters" in s:
         parts |= dict(ref_model=None, peft_config=lora(s, "CAUSAL_LM"))
         parts |= dict(value_model=None) if trunk else dict(value_peft_config=lora(s, "SEQ_CLS"))
     Gated(args, tokenizer, train_dataset=data, **parts).train()
 
 
-def peer(s: dict, folder: Path, parts: dict, tokenizer, data, desk_of, counts: Counts) -> None:
-    """The published trainer. Its garbage collection is turned off, when told to, by taking the name
-    `gc` from its module."""
+def peer(s: dict, folder: Path, parts: dict, tokenizer: Any, data: Any, desk: Any) -> None:
+    """The published trainer. Its garbage collection is turned off, when a command says so, by
+    taking the name `gc` from its module."""
     from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
     args = PPOConfig(**settings(s, folder), stop_token=None if s["mean_length"] is None else "eos")
@@ -247,63 +218,40 @@ def peer(s: dict, folder: Path, parts: dict, tokenizer, data, desk_of, counts: C
     def collect(on: bool) -> None:
         ppo_trainer.gc = gc if on else SimpleNamespace(collect=lambda: 0)
 
-    trainer.dataloader = Gate(trainer.dataloader, desk_of(collect))
+    desk.collect = collect
+    trainer.dataloader = Gate(trainer.dataloader, desk.between)
     trainer.train()
+
+
+TRAINERS = dict(ours=ours, peer=peer)
 
 
 def main() -> None:
     "Load what both sides load, make the trainer, and do what is asked."
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--side", choices=("ours", "peer"), required=True)
-    parser.add_argument(
-        "--folder", type=Path, required=True, help="with policy/, reward/, value/ and setting.json"
-    )
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument(
-        "--models_in",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="the peer's models, forced",
-    )
+    parser = described_parser(__doc__)
+    add = parser.add_argument
+    add("--side", choices=TRAINERS, required=True)
+    add("--folder", type=Path, required=True, help="with policy/, reward/, value/, setting.json")
+    add("--threads", type=int, default=1)
     asked = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(asked.threads)
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-    s = json.loads((asked.folder / "setting.json").read_text())
-    load = dict(
-        policy=AutoModelForCausalLM,
-        reward=AutoModelForSequenceClassification,
-        value=AutoModelForSequenceClassification,
-    )
-    dtype = getattr(torch, asked.models_in)
-    policy, reward, value = (
-        kind.from_pretrained(asked.folder / name, dtype=dtype) for name, kind in load.items()
-    )
+    s, folder = json.loads((asked.folder / "setting.json").read_text()), asked.folder
+    load = lambda kind, name: kind.from_pretrained(folder / name, dtype=torch.float32)
     parts = dict(
-        model=policy,
-        ref_model=AutoModelForCausalLM.from_pretrained(asked.folder / "policy", dtype=dtype),
-        reward_model=reward,
-        value_model=value,
+        model=load(AutoModelForCausalLM, "policy"),
+        ref_model=load(AutoModelForCausalLM, "policy"),
+        reward_model=load(AutoModelForSequenceClassification, "reward"),
+        value_model=load(AutoModelForSequenceClassification, "value"),
     )
-    data = make_prompts(s)
-    where, name = (
-        (importlib.import_module("rlhf_nb.rollout"), "draw_tokens")
-        if asked.side == "ours"
-        else (torch, "multinomial")
-    )
-    pad, eos = s.get("pad", PAD), s.get("eos", EOS)
-    dice = Dice(getattr(where, name), response_lengths(s), s["response"], 0, pad, eos)
-    setattr(where, name, dice)
-    counts = Counts(policy, s.get("device", "cpu"))
-    desk_of = lambda collect: Desk(counts, dice, answers, collect)
-    tokenizer = AutoTokenizer.from_pretrained(asked.folder / "policy")
-    dict(ours=ours, peer=peer)[asked.side](
-        s, asked.folder / asked.side, parts, tokenizer, data, desk_of, counts
-    )
+    counts = Counts(parts["model"], s.get("device", "cpu"))
+    tokenizer, data = AutoTokenizer.from_pretrained(folder / "policy"), make_prompts(s)
+    with dice(s, 0, asked.side) as thrown:
+        desk = Desk(counts, thrown, answers)
+        TRAINERS[asked.side](s, folder / asked.side, parts, tokenizer, data, desk)
 
 
 if __name__ == "__main__":

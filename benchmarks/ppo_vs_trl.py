@@ -8,41 +8,23 @@ second.
 
 The peer's virtual environment is made where it is missing, in `--peer_venv` (1 minute and 1.5 GB,
 pinned versions). Both sides load the same random Llama-class folders, prompts and lengths, in
-float32 on the CPU, each in a process of its own that waits while the other works. A round is one
-update of ours, one of the peer as shipped, and one of the peer with its two `gc.collect()` calls
-an update taken out (the name `gc` in its module is replaced), so that all three meet the same
-moods of the machine. Medians of `--rounds` rounds after `--warmup`; ratios are medians of the
-rounds' own ratios.
+float32 on the CPU, each in a process of its own that waits while the other works (ppo_side.py). A
+round is one update of ours, one of the peer as shipped, and one of the peer with its two
+`gc.collect()` calls an update taken out, so that all three meet the same moods of the machine.
+Medians of `--rounds` rounds after `--warmup`; ratios are medians of the rounds' own ratios. On a
+GPU: `gpu/job.py`.
 
-On a GPU (`--settings gpu`): policy, value, reward and reference of the shape of pythia-1b, prompts
-of 256 to 512 tokens, 53 response tokens, 16 rows x 4 micro-batches, 4 epochs, bf16 asked for on
-both sides. The third side is the peer with its models loaded in bfloat16, since as shipped it
-stays in float32. The sides would not fit into one GPU together, so in each round each is started,
-does an update that is not counted and one that is, and ends. Memory is what torch had allocated at
-most. Not run yet: no GPU was at hand; `--quick --settings gpu` goes the same way with tiny models,
-on a CPU too.
+Prompts have 32 to 64 tokens, evenly spread, and every update has all of them. Where responses stop
+early, their lengths are the quantiles of a geometric law with mean 16, cut off at 48, which `Dice`
+(common.py) give to both sides. Asserted equal, update by update: optimizer steps, real tokens, and
+the rectangle of prompts and responses with padding. A side may leave out work that nobody reads
+(padding, the last layer's MLP on a prompt); it may not leave out a token that is learnt from.
 
-Lengths. Prompts have 32 to 64 tokens, evenly spread, and every update has all of them. Where
-responses stop early, their lengths are the quantiles of a geometric law with mean 16, cut off at
-48, shuffled anew over the rows of each update by a seed. How a random model comes to write so:
-around what each trainer draws tokens with (`torch.multinomial`; ours, `rollout.draw_tokens`) stand
-the same dice (`Dice` in common.py), which draw likewise and then decide alone whether the stop
-token comes. Log-probs are those of the model.
-
-Asserted equal, update by update: optimizer steps, real tokens, and the rectangle of prompts and
-responses with padding. A side may leave out work that nobody reads (padding, the last layer's MLP
-on a prompt); it may not leave out a token that is learnt from.
-
-Roofline. Necessary FLOPs of the update phase: every real token but each row's last through both
-bodies, causal attention, and the head on response positions alone, times 3 for forward and
-backward. Of the last layer, only keys and values are necessary for every real token; queries,
-output projection and MLP where a state is read. (Counted for every real token too, the share is
-told as `share_with_all_of_the_last_layer`; ours then gets work counted that it leaves out.) The
-machine's matrix rate is measured in the same run with the same threads, best of many passes:
-products of these very shapes, and one of 1024 x 1024 x 1024. No activation function, norm, loss or
-optimizer is in the count. The settings differ from the trainers' defaults in nothing but sizes,
-temperature 1, float32 and no files; the peer does not clip gradients, ours does, which costs us a
-little.
+Roofline. Necessary FLOPs of the update phase are those of `necessary_flops` (common.py); counted
+for every token's last layer too, the share is `share_with_all_of_the_last_layer`. The machine's
+matrix rate is measured in the same run with the same threads: products of these very shapes, and
+one of 1024 x 1024 x 1024. No activation function, norm, loss or optimizer is in the count. The peer
+does not clip gradients, ours does, which costs us a little.
 """
 
 import argparse
@@ -52,24 +34,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from statistics import median
 
-from common import (
-    HERE,
-    SMALL,
-    at_least,
-    at_most,
-    environment,
-    make_model,
-    make_tokenizer,
-    necessary_flops,
-    shapes,
-    title,
-    tokens,
-    verdicts,
-)
+import common
+from common import HERE, SMALL, check, medians, necessary_flops, shapes, times_ours, tokens
 
 PINS = (
     "trl==1.12.0",
@@ -85,67 +55,22 @@ SETTINGS = {
     "early": SMALL | dict(mean_length=16),
     "tiny": SMALL
     | dict(hidden=64, layers=2, inner=192, prompts=[16, 16], response=16, batch=32, micro=32),
-    "gpu": SMALL
-    | dict(
-        family="neox",
-        hidden=2048,
-        layers=16,
-        heads=8,
-        inner=8192,
-        vocab=50304,
-        prompts=[256, 512],
-        response=53,
-        micro=16,
-        device="cuda",
-    ),
 }
-QUICK_GPU = dict(
-    hidden=32,
-    layers=2,
-    heads=2,
-    inner=64,
-    vocab=256,
-    prompts=[8, 16],
-    response=8,
-    batch=8,
-    micro=2,
-    epochs=2,
-)
 TARGETS = {
     "small": dict(peer=1.45, peer_no_gc=1.35),
     "early": dict(peer=2.2, peer_no_gc=2.1),
     "tiny": dict(peer=2.4, peer_no_gc=1.6),
-    "gpu": dict(peer=5.0, peer_bf16=2.0),
 }
-SHARES = {"gpu": 0.45}  # of the matrix rate, in the update
-NAMES = {
-    "small": "small",
-    "early": "early stops",
-    "tiny": "tiny",
-    "gpu": "pythia-1b shape on a GPU",
-}
-WORDS = dict(
-    ours="rlhf_nb",
-    peer="trl",
-    peer_no_gc="trl, gc off",
-    peer_bf16="trl, its models in bf16",
-)
-COLOURS = dict(
-    ours="#0072B2",
-    peer="#D55E00",
-    peer_no_gc="#E69F00",
-    peer_bf16="#E69F00",
-)
-SIDES = {
+NAMES = {"small": "small", "early": "early stops", "tiny": "tiny"}
+WORDS = dict(ours="rlhf_nb", peer="trl", peer_no_gc="trl, gc off")
+COLOURS = dict(ours="#0072B2", peer="#D55E00", peer_no_gc="#E69F00")
+SIDES = {  # process, and whether it collects garbage
     "ours": ("ours", True),
     "peer": ("peer", True),
     "peer_no_gc": ("peer", False),
-}  # process, and whether it collects garbage
-APART = {
-    "ours": ("ours", "float32"),
-    "peer": ("peer", "float32"),
-    "peer_bf16": ("peer", "bfloat16"),
-}  # process, and what its models are in
+}
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rlhf_nb"
+PEER_VENV = CACHE / "peer-trl-1.12.0"
 
 
 # ---- What is to be done ----
@@ -190,8 +115,8 @@ def write_models(s: dict, folder: Path) -> None:
 
     disable_progress_bar()
     for name in ("policy", "reward", "value"):
-        make_model(s, name).save_pretrained(folder / name)
-    make_tokenizer(s).save_pretrained(folder / "policy")
+        common.make_model(s, name).save_pretrained(folder / name)
+    common.make_tokenizer(s).save_pretrained(folder / "policy")
     (folder / "setting.json").write_text(json.dumps(s))
 
 
@@ -221,43 +146,19 @@ def peer_python(folder: Path, tell=print) -> Path:
 class Side:
     "A worker process, which loads while others do. Closed, it ends."
 
-    def __init__(
-        self,
-        side: str,
-        python: str | Path,
-        folder: Path,
-        threads: int,
-        models_in: str = "float32",
-        gpu: bool = False,
-    ):
-        quiet = dict(
-            OMP_NUM_THREADS=str(threads),
-            MKL_NUM_THREADS=str(threads),
-            HF_HUB_OFFLINE="1",
-            TRANSFORMERS_OFFLINE="1",
-            TOKENIZERS_PARALLELISM="false",
-            TRL_EXPERIMENTAL_SILENCE="1",
-            HF_HUB_DISABLE_TELEMETRY="1",
-            HF_HUB_DISABLE_PROGRESS_BARS="1",
-            **({} if gpu else dict(CUDA_VISIBLE_DEVICES="", ACCELERATE_USE_CPU="true")),
-        )
+    def __init__(self, side: str, python: str | Path, folder: Path, threads: int):
+        # common.py has set the rest, and the worker inherits it
+        quiet = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+        quiet |= dict(CUDA_VISIBLE_DEVICES="", ACCELERATE_USE_CPU="true")
+        quiet |= dict(TRL_EXPERIMENTAL_SILENCE="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
         kept = {
             name: x
             for name, x in os.environ.items()
             if not name.startswith(("PYTHONPATH", "VIRTUAL_ENV"))
         }
         self.name, self.log = side, folder / f"{side}.log"
+        words = ["--side", side, "--folder", str(folder), "--threads", str(threads)]
         with open(self.log, "w", encoding="utf-8") as log:
-            words = [
-                "--side",
-                side,
-                "--folder",
-                str(folder),
-                "--threads",
-                str(threads),
-                "--models_in",
-                models_in,
-            ]
             self.process = subprocess.Popen(
                 [str(python), str(HERE / "ppo_side.py"), *words],
                 stdin=subprocess.PIPE,
@@ -294,182 +195,99 @@ class Side:
         self.process.wait(60)
 
 
-def measure_apart(s: dict, threads: int, rounds: int, warmup: int, python: Path | None) -> dict:
-    """The same where the sides would not fit into one GPU together: in each round each is started,
-    warms up, does one update, and ends."""
-    with tempfile.TemporaryDirectory() as place:
-        write_models(s, Path(place))
-        pythons = dict(ours=sys.executable) | ({} if python is None else dict(peer=python))
-        units = {name: unit for name, unit in APART.items() if unit[0] in pythons}
-        found: dict[str, list[dict]] = {name: [] for name in units}
-        rates, versions = [], {}
-        for _ in range(rounds):
-            for name, (side, models_in) in units.items():
-                with Side(
-                    side, pythons[side], Path(place), threads, models_in, s["device"] == "cuda"
-                ) as one:
-                    if name == "ours":
-                        rates.append(
-                            one.ask(rate=[shapes(s), [[4096, 4096, 4096]]], seconds=0.5)["rate"]
-                        )
-                    for _ in range(warmup):
-                        one.ask(gc=True)
-                    found[name].append(one.ask(gc=True))
-                    versions[name] = one.ready
-        check_equal(s, found)
-        best = dict(zip(("own_shapes", "large"), map(max, zip(*rates))))
-        return dict(
-            threads=threads, rounds=found, versions=versions, rate=best, **summary(s, found, best)
-        )
-
-
-def measure(
-    s: dict,
-    threads: int,
-    rounds: int,
-    warmup: int,
-    python: Path | None,
-    profile: Path | None = None,
-) -> dict:
-    "Rounds of one setting, and what they come to. Without the peer's Python, our side alone."
-    from contextlib import ExitStack
-
+def measure(s: dict, threads: int, asked: argparse.Namespace, pythons: dict, profile: Path) -> dict:
+    "Rounds of one setting, and what they come to."
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         write_models(s, Path(place))
-        pythons = dict(ours=sys.executable) | ({} if python is None else dict(peer=python))
         sides = {
-            name: stack.enter_context(Side(name, path, Path(place), threads))
-            for name, path in pythons.items()
+            name: stack.enter_context(Side(name, python, Path(place), threads))
+            for name, python in pythons.items()
         }
         units = {name: unit for name, unit in SIDES.items() if unit[0] in sides}
         found: dict[str, list[dict]] = {name: [] for name in units}
-        rates: list[list[float]] = []
-        versions = {
-            name: side.ready for name, side in sides.items()
-        }  # all are loaded before anything is measured
-
-        def ask_rates() -> None:
-            rates.append(
-                sides["ours"].ask(rate=[shapes(s), [[1024, 1024, 1024]]], seconds=0.5)["rate"]
-            )
-
-        ask_rates()
-        for i in range(warmup + rounds):
+        versions = {name: side.ready for name, side in sides.items()}  # all are loaded by now
+        ask = lambda: sides["ours"].ask(rate=[shapes(s), [[1024] * 3]], seconds=0.5)["rate"]
+        rates = [ask()]
+        for i in range(asked.warmup + asked.rounds):
             for name, (side, collects) in units.items():
                 update = sides[side].ask(gc=collects)
-                if i >= warmup:
-                    found[name].append(update)
-            if i == warmup + rounds // 2:
-                ask_rates()
-        ask_rates()
+                found[name] += [update] * (i >= asked.warmup)
+            if i == asked.warmup + asked.rounds // 2:
+                rates.append(ask())
+        rates.append(ask())
         check_equal(s, found)
-        if profile is not None:
+        if asked.profile:
             profile.write_text(f"{s}, {threads} threads\n\n")
             for kind in ("operations", "functions"):
                 sides["ours"].ask(profile=str(profile), kind=kind)
-        best = dict(zip(("own_shapes", "large"), map(max, zip(*rates))))
-        return dict(
-            threads=threads, rounds=found, versions=versions, rate=best, **summary(s, found, best)
-        )
+    best = dict(zip(("own_shapes", "large"), map(max, zip(*rates))))
+    told = dict(threads=threads, rounds=found, versions=versions, rate=best)
+    return told | summary(s, found, best)
 
 
 def summary(s: dict, found: dict[str, list[dict]], rate: dict[str, float]) -> dict:
     "Medians, ratios of the same rounds, and the share of the machine's matrix rate."
-    middle = lambda name, what: median(u[what] for u in found[name])
-    ratio = lambda name, what: median(
-        theirs[what] / mine[what] for mine, theirs in zip(found["ours"], found[name])
-    )
-    others, flops = [name for name in found if name != "ours"], necessary_flops(s)
+    seconds, update_seconds = medians(found, "seconds"), medians(found, "update_seconds")
+    flops, everywhere = necessary_flops(s), necessary_flops(s, everywhere=True)
+    share = lambda flops, x: {name: flops / took / x for name, took in update_seconds.items()}
+    by_shape = {shape: share(flops, x) for shape, x in rate.items()}
     return dict(
         setting=s,
         tokens=tokens(s),
-        seconds={name: middle(name, "seconds") for name in found},
-        update_seconds={name: middle(name, "update_seconds") for name in found},
-        episodes_per_second={name: s["batch"] / middle(name, "seconds") for name in found},
-        times_faster={name: ratio(name, "seconds") for name in others},
-        times_faster_in_update={name: ratio(name, "update_seconds") for name in others},
-        peak_mib={name: max(u["peak_mib"] for u in found[name]) for name in found},
+        seconds=seconds,
+        update_seconds=update_seconds,
+        episodes_per_second={name: s["batch"] / x for name, x in seconds.items()},
+        times_faster=times_ours(found, "seconds"),
+        times_faster_in_update=times_ours(found, "update_seconds"),
+        peak_mib={name: max(u["peak_mib"] for u in x) for name, x in found.items()},
         necessary_gflop=flops / 1e9,
-        share_of_rate={
-            name: {shape: flops / middle(name, "update_seconds") / x for shape, x in rate.items()}
-            for name in found
-        },
-        share_with_all_of_the_last_layer={
-            name: necessary_flops(s, everywhere=True)
-            / middle(name, "update_seconds")
-            / rate["own_shapes"]
-            for name in found
-        },
+        share_of_rate={name: {x: by_shape[x][name] for x in by_shape} for name in found},
+        share_with_all_of_the_last_layer=share(everywhere, rate["own_shapes"]),
     )
 
 
 # ---- Telling ----
 
 
+def where(r: dict) -> str:
+    "The setting and threads of a run."
+    return f"{NAMES.get(r['name'], r['name'])}, {r['threads']} thread{'s' * (r['threads'] > 1)}"
+
+
 def checks(results: dict) -> list[dict]:
-    """What was to be reached: times faster than the peer, and the share of the matrix rate, at
-    these shapes."""
-    found, words = [], dict(peer="as shipped", peer_no_gc="its gc off", peer_bf16="forced to bf16")
-    for r in results["runs"]:
-        where = f"{NAMES[r['name']]}, {r['threads']} thread{'s' * (r['threads'] > 1)}"
-        for side, wanted in TARGETS[r["name"]].items():
-            if side in r["times_faster"]:
-                times = r["times_faster"][side]
-                found.append(at_least(f"{where}: times the peer, {words[side]}", times, wanted))
-            if side in r["times_faster"] and r["name"] == "gpu":
-                share = r["peak_mib"]["ours"] / r["peak_mib"][side]
-                found.append(
-                    at_most(
-                        f"{where}: peak memory, of the peer's, {words[side]}", share, 0.5, ".0%"
-                    )
-                )
-        if r["name"] in SHARES:
-            share = r["share_of_rate"]["ours"]["large" if r["name"] == "gpu" else "own_shapes"]
-            found.append(
-                at_least(f"{where}: update, of the matrix rate", share, SHARES[r["name"]], ".0%")
-            )
-    return found
+    "What was to be reached: times faster than the peer."
+    words = dict(peer="as shipped", peer_no_gc="its gc off")
+    return [
+        check(f"{where(r)}: times the peer, {words[side]}", times, "at least", wanted)
+        for r in results["runs"]
+        for side, wanted in TARGETS[r["name"]].items()
+        if (times := r["times_faster"].get(side)) is not None
+    ]
 
 
 def table(results: dict):
     "The figures, for a terminal: a row for each side."
-    from rich.table import Table
-
-    shown = Table(
-        title=title("One PPO update, episodes per second", results),
-        caption="×: how many times faster ours is. Of the matrix "
-        "rate: necessary FLOPs of the update phase, of the rate at these shapes / at 1024 cubed.",
-    )
-    for column in (
-        "setting",
-        "threads",
-        "side",
-        "eps",
-        "×",
-        "wanted",
-        "of the matrix rate",
-        "peak MiB",
-    ):
-        shown.add_column(column, justify="left" if column in ("setting", "side") else "right")
+    rows = []
     for r in results["runs"]:
-        wanted = TARGETS[r["name"]]
-        for i, (name, speed) in enumerate(r["episodes_per_second"].items()):
+        for name, speed in r["episodes_per_second"].items():
             share, times = r["share_of_rate"][name], r["times_faster"].get(name)
-            shown.add_row(
-                *((NAMES[r["name"]], str(r["threads"])) if i == 0 else ("", "")),
-                WORDS[name],
-                f"{speed:.1f}",
-                "" if times is None else f"{times:.2f}",
-                f"{wanted[name]:g}"
-                if name in wanted
-                else f"{SHARES[r['name']]:.0%}"
-                if r["name"] in SHARES and name == "ours"
-                else "",
-                f"{share['own_shapes']:.0%} / {share['large']:.0%}",
-                f"{r['peak_mib'][name]:.0f}",
-                end_section=i + 1 == len(r["episodes_per_second"]),
+            rows.append(
+                [
+                    f"{where(r)}: {WORDS[name]}",
+                    f"{speed:.1f}",
+                    "" if times is None else f"{times:.2f}",
+                    f"{TARGETS[r['name']].get(name, '')}",
+                    f"{share['own_shapes']:.0%} / {share['large']:.0%}",
+                    f"{r['peak_mib'][name]:.0f}",
+                ]
             )
-    return shown
+    return common.table(
+        common.title("One PPO update, episodes per second", results),
+        ["setting, threads, side", "eps", "×", "wanted", "of the matrix rate", "peak MiB"],
+        rows,
+        "×: how many times faster ours is. Of the matrix rate: necessary FLOPs of the update "
+        "phase, of the rate at these shapes / at 1024 cubed.",
+    )
 
 
 def plot(results: dict, path: Path) -> None:
@@ -496,10 +314,7 @@ def plot(results: dict, path: Path) -> None:
         times = {name: f"\n{x:.2f} ×" for name, x in r["times_faster"].items()}
         labels = [f"{x:.3g}{times.get(name, '')}" for name, x in speeds.items()]
         panel.bar_label(bars, labels, fontsize=8)
-        panel.set_title(
-            f"{NAMES.get(r['name'], r['name'])}, {r['threads']} thread{'s' * (r['threads'] > 1)}",
-            fontsize=9,
-        )
+        panel.set_title(where(r), fontsize=9)
         panel.set_ylim(0, 1.2 * max(speeds.values()))
         panel.spines[["top", "right"]].set_visible(False)
         panel.tick_params(labelsize=8)
@@ -512,168 +327,46 @@ def plot(results: dict, path: Path) -> None:
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     "The command line."
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser_of(__doc__, "ppo_vs_trl", threads=[1, 2], rounds=5)
     add = parser.add_argument
-    add(
-        "--settings",
-        nargs="+",
-        choices=SETTINGS,
-        default=[name for name in SETTINGS if name != "gpu"],
-    )
-    add("--threads", nargs="+", type=int, default=[1, 2], help="each is measured by itself")
-    add(
-        "--rounds", type=int, default=5, help="counted updates of each side, at least 5 (default 5)"
-    )
+    add("--settings", nargs="+", choices=SETTINGS, default=[*SETTINGS])
     add("--warmup", type=int, default=1, help="rounds before that, not counted (default 1)")
-    add(
-        "--micro",
-        type=int,
-        help="rows of a micro-batch on both sides; the whole batch, where it is not given",
-    )
-    add(
-        "--quick",
-        action="store_true",
-        help="one small size and two rounds: a test of the benchmark, not of the trainers",
-    )
-    add(
-        "--profile",
-        action="store_true",
-        help="add a profile of one of our updates as text beside the JSON file",
-    )
+    add("--micro", type=int, help="rows of a micro-batch on both sides (default: the whole batch)")
+    add("--profile", action="store_true", help="a profile of our update, as text, beside the JSON")
     add("--no_peer", action="store_true", help="our side alone")
-    add(
-        "--peer_venv",
-        type=Path,
-        default=cache / "rlhf_nb" / "peer-trl-1.12.0",
-        help="the peer's virtual environment, made where it is missing",
-    )
-    add(
-        "--output",
-        type=Path,
-        default=HERE / "results" / "ppo_vs_trl.json",
-        help="the plot and profiles are put beside it",
-    )
-    add(
-        "--under_load",
-        action="store_true",
-        help="say in the results that other work ran beside this",
-    )
-    asked = parser.parse_args(words)
-    on_gpu = asked.settings == ["gpu"]
-    if "gpu" in asked.settings:
-        if not on_gpu:
-            parser.error("--settings gpu stands alone: it writes results of another machine")
-        asked.threads = asked.threads[:1]
-        if asked.output == parser.get_default("output"):
-            asked.output = asked.output.with_name("ppo_vs_trl_gpu.json")
-        if asked.micro is not None or asked.profile:
-            parser.error("--micro and --profile are for the settings on a CPU")
-        import torch
-
-        if not (asked.quick or torch.cuda.is_available()):
-            parser.error("--settings gpu wants a GPU, and torch sees none")
+    add("--peer_venv", type=Path, default=PEER_VENV, help="made where it is missing")
+    asked = common.parse(parser, words)
     if asked.quick:
-        asked.settings, asked.threads, asked.rounds, asked.warmup = (
-            asked.settings if on_gpu else ["tiny"],
-            [1],
-            2,
-            1,
-        )
-    elif asked.rounds < 5:
-        parser.error(f"--rounds is {asked.rounds}: a median wants at least 5 (or take --quick)")
-    if min(asked.threads) < 1:
-        parser.error(f"--threads is {asked.threads}: give positive numbers")
+        asked.settings, asked.threads, asked.rounds, asked.warmup = ["tiny"], [1], 2, 1
     for name in asked.settings:
-        if asked.micro is not None and not (
-            asked.micro > 0 and SETTINGS[name]["batch"] % asked.micro == 0
-        ):
+        batch = SETTINGS[name]["batch"]
+        if asked.micro is not None and (asked.micro < 1 or batch % asked.micro):
             parser.error(
-                f"--micro is {asked.micro}: give a divisor of the batch of {name}, "
-                f"{SETTINGS[name]['batch']}"
+                f"--micro is {asked.micro}: give a divisor of the batch of {name}, {batch}"
             )
     return asked
 
 
-def measured_before(path: Path, results: dict, asked: argparse.Namespace) -> list[dict]:
-    """Runs in this file of the very same code on the same machine, at settings and threads that are
-    not measured now."""
-    if asked.quick or asked.micro is not None or not path.is_file():
-        return []
-    old, alike = (
-        json.loads(path.read_text()),
-        (
-            "package_sha256",
-            "changed",
-            "machine",
-            "cpus",
-            "torch",
-            "transformers",
-            "under_load",
-            "peer",
-        ),
-    )
-    now = json.loads(json.dumps(results["environment"]))  # lists where there were tuples
-    same = not old["quick"] and all(old["environment"].get(name) == now[name] for name in alike)
-    full = (
-        [
-            r
-            for r in old["runs"]
-            if r["setting"]["micro"] == r["setting"]["batch"] and "peer" in r["rounds"]
-        ]
-        if same
-        else []
-    )
-    return [r for r in full if not (r["name"] in asked.settings and r["threads"] in asked.threads)]
-
-
 def main(words: list[str] | None = None) -> dict:
     "Measure, write, print."
-    import torch
-    from rich.console import Console
-
-    asked, console = arguments(words), Console()
-    python = None if asked.no_peer else peer_python(asked.peer_venv, console.print)
-    results = dict(
-        environment=environment(asked.under_load) | dict(peer=PINS), quick=asked.quick, runs=[]
-    )
-    asked.output.parent.mkdir(parents=True, exist_ok=True)
-    kept = measured_before(asked.output, results, asked)
+    asked = arguments(words)
+    pythons = dict(ours=sys.executable)
+    if not asked.no_peer:
+        pythons["peer"] = peer_python(asked.peer_venv)
+    made = common.environment(asked.under_load) | dict(peer=PINS)
+    results: dict = dict(environment=made, quick=asked.quick, runs=[])
     for name in asked.settings:
         s = SETTINGS[name] | ({} if asked.micro is None else dict(micro=asked.micro))
-        if name == "gpu" and asked.quick:
-            s |= QUICK_GPU | dict(device="cuda" if torch.cuda.is_available() else "cpu")
         for threads in asked.threads:
-            start = time.perf_counter()
-            profile = (
-                asked.output.with_name(f"{asked.output.stem}_profile_{name}_{threads}.txt")
-                if asked.profile
-                else None
-            )
-            found = (
-                measure_apart(s, threads, asked.rounds, asked.warmup, python)
-                if name == "gpu"
-                else measure(s, threads, asked.rounds, asked.warmup, python, profile)
-            )
-            kept.append(dict(name=name, **found))
-            results["runs"] = sorted(
-                kept, key=lambda r: ([*SETTINGS].index(r["name"]), r["threads"])
-            )
-            console.print(
-                f"{NAMES[name]}, {threads} threads: {time.perf_counter() - start:.0f} s",
-                style="dim",
-            )
+            start, stem = time.perf_counter(), f"{asked.output.stem}_profile_{name}_{threads}"
+            profile = asked.output.with_name(f"{stem}.txt")
+            run = dict(name=name) | measure(s, threads, asked, pythons, profile)
+            results["runs"].append(run)
+            print(f"{where(run)}: {time.perf_counter() - start:.0f} s", flush=True)
             asked.output.write_text(json.dumps(results, indent=1) + "\n")
     results["checks"] = checks(results)
-    asked.output.write_text(json.dumps(results, indent=1) + "\n")
     plot(results, asked.output.with_suffix(".png"))
-    for one in (table(results), verdicts(results["checks"])):
-        console.print(one)
-    if python:
-        console.print(f"steps and tokens were equal on both sides; {asked.output}", style="dim")
-    return results
+    return common.finish(results, asked, table(results))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ that are not of this program are settings of `rlhf-nb ppo`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -25,7 +24,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from common import environment, rate
+from common import described_parser, environment, rate
 from datasets import DatasetDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -241,9 +240,7 @@ def table(kept: dict) -> pd.DataFrame:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--reward", choices=list(RECIPES), default="rule")
     parser.add_argument("--kl_coef", type=float, help="default: the recipe's")

@@ -24,16 +24,14 @@ the largest resident set of the process.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
-from statistics import median
 
-from common import HERE, environment
-from ppo_vs_trl import PINS, Side, check_equal, peer_python
+import common
+from common import medians, times_ours
+from ppo_vs_trl import PEER_VENV, PINS, Side, check_equal, peer_python
 
 LORA = dict(r=16, lora_alpha=16, target_modules=r".*layers\.(1[89]|2\d)\..*_proj")
 SETTINGS: dict[str, dict] = dict(
@@ -100,12 +98,11 @@ def measure(s: dict, folder: Path, pythons: dict[str, Path], threads: int, round
                 side.ask(gc=True)
                 found[name].append(side.ask(gc=True))
     check_equal(s, found)
-    middle = lambda what: {name: median(u[what] for u in x) for name, x in found.items()}
-    ratio = lambda what: median(b[what] / a[what] for a, b in zip(found["ours"], found["peer"]))
+    ratio = lambda what: times_ours(found, what)["peer"]
     return dict(
-        seconds=middle("seconds"),
-        update_seconds=middle("update_seconds"),
-        peak_mib=middle("peak_mib"),
+        seconds=medians(found, "seconds"),
+        update_seconds=medians(found, "update_seconds"),
+        peak_mib=medians(found, "peak_mib"),
         times_faster=ratio("seconds"),
         times_faster_in_update=ratio("update_seconds"),
         memory_of_the_peer=1 / ratio("peak_mib"),
@@ -114,21 +111,13 @@ def measure(s: dict, folder: Path, pythons: dict[str, Path], threads: int, round
 
 
 def main() -> None:
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--settings", nargs="+", choices=SETTINGS, default=[*SETTINGS])
-    add("--threads", type=int, default=2)
-    add("--rounds", type=int, default=5)
-    add("--quick", action="store_true", help="one round: a test of the benchmark")
-    add("--peer_venv", type=Path, default=cache / "rlhf_nb" / "peer-trl-1.12.0")
-    add("--output", type=Path, default=HERE / "results" / "real_vs_trl.json")
-    add("--under_load", action="store_true", help="say that other work ran beside this")
-    asked = parser.parse_args()
+    parser = common.parser_of(__doc__, "real_vs_trl", threads=2, rounds=5)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=[*SETTINGS])
+    parser.add_argument("--peer_venv", type=Path, default=PEER_VENV)
+    asked = common.parse(parser, None)
     pythons = dict(ours=Path(sys.executable), peer=peer_python(asked.peer_venv))
-    results = dict(environment=environment(asked.under_load) | dict(peer=PINS), runs={})
+    made = common.environment(asked.under_load) | dict(peer=PINS)
+    results: dict = dict(environment=made, runs={})
     if asked.output.is_file():
         results["runs"] = json.loads(asked.output.read_text())["runs"]
     with tempfile.TemporaryDirectory() as place:

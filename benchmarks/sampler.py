@@ -7,67 +7,56 @@
 
 The policy, prompts (32 to 64 tokens) and lengths (48, or a geometric law with mean 16, cut off at
 48) are those of `small` and `early` in ppo_vs_trl.py, in float32 on the CPU, temperature 1, no
-top-k, no top-p. A round is one batch by each of the three, in turn, so that all meet the same
-moods of the machine; medians of `--rounds` rounds after one that is not counted; ratios are
-medians of the rounds' own.
+top-k, no top-p. A round is one batch by each of the three, in turn, after one that is not counted.
 
 - ours: `CachedEngine.generate`, as PPOTrainer calls it, the whole batch at once.
-- generate: `model.generate` on the same left-padded batch, with the stop and pad token as the
-peer's trainer gives them.
-- generate_batch: its manager, made and started once and not timed, prompts without padding put in
-and responses taken out as
-  `generate_batch` does in its own loop. As shipped it also makes and starts a manager on every
+- generate: `model.generate` on the same left-padded batch.
+- generate_batch: its manager, made and started once and not timed. As shipped it makes one on every
   call, with a cache of 60 % of the machine's free memory, which takes seconds. Here it is set up
-  for this work: a page of the cache for each row, no prefixes shared, since there are none, and at
-  most 32 rows and 256 tokens at a time. On a CPU each of its steps masks all queries against all
-  keys of all rows, so that all 256 at once would take it 4 times as long; 32 was the best of 8,
-  16, 32, 64 (`--at_a_time`).
+  for this work: a page of the cache for each row, no prefixes shared, and at most 32 rows and 256
+  tokens at a time: on a CPU each of its steps masks all queries against all keys of all rows, and
+  32 was the best of 8, 16, 32, 64 (`--at_a_time`).
 
-Lengths are the same on all sides. For the first two, dice around what they draw with (`Dice` in
-common.py; `rollout.draw_tokens` and `torch.multinomial`) decide when a row ends; continuous
-batching is told the length of each request (`max_new_tokens`), which costs it nothing, and draws
-under a stand-in that only keeps stop and pad token from being drawn. Asserted in every round: each
-side wrote all responses, with the lengths asked for.
+Lengths are the same on all sides: `Dice` (common.py) end the rows of the first two, and continuous
+batching gets the length of each request, and draws neither stop nor pad token. Asserted in every
+round: each side wrote all responses, with the lengths asked for.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from statistics import median
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import common
 import torch
-from common import (
-    EOS,
-    PAD,
-    SMALL,
-    Dice,
-    at_least,
-    environment,
-    response_lengths,
-    title,
-)
+from common import EOS, PAD, SMALL, response_lengths
 
 SETTINGS = {"full": SMALL, "early": SMALL | dict(mean_length=16)}
 QUICK = dict(hidden=16, layers=1, heads=2, inner=32, vocab=64, prompts=[3, 6], response=8)
-OTHERS = ("generate", "generate_batch")
 
 
 # ---- The three ----
 
 
-class NeverEnds:
+def never_ends(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     "torch.multinomial that draws neither the pad nor the stop token."
 
-    def __init__(self, draw: Callable[..., torch.Tensor]):
-        self.draw = draw
+    def drawn(probs: torch.Tensor, num_samples: int = 1, **given: Any) -> torch.Tensor:
+        ids = draw(probs, num_samples, **given)
+        return torch.where(ids <= EOS, ids + 2, ids)
 
-    def __call__(self, probs: torch.Tensor, num_samples: int = 1, **given) -> torch.Tensor:
-        drawn = self.draw(probs, num_samples, **given)
-        return torch.where(drawn <= EOS, drawn + 2, drawn)
+    return drawn
+
+
+def generation(s: dict, eos: int) -> Any:
+    "Temperature 1, no top-k, no top-p."
+    from transformers import GenerationConfig
+
+    ids = dict(eos_token_id=eos, pad_token_id=PAD)
+    how = dict(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
+    return GenerationConfig(max_new_tokens=s["response"], **how, **ids)
 
 
 def padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,24 +87,13 @@ def ours(model: Any, prompts: list[list[int]], s: dict) -> Callable[[], list[lis
 
 def generate(model: Any, prompts: list[list[int]], s: dict) -> Callable[[], list[list[int]]]:
     "transformers' own, on a padded batch."
-    from transformers import GenerationConfig
-
-    how = GenerationConfig(
-        max_new_tokens=s["response"],
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        eos_token_id=EOS,
-        pad_token_id=PAD,
-    )
     ids, mask = padded(prompts)
 
     def write() -> list[list[int]]:
-        rows = model.generate(input_ids=ids, attention_mask=mask.long(), generation_config=how)[
-            :, ids.shape[1] :
-        ]
-        return [row[row != PAD].tolist() for row in rows]
+        rows = model.generate(
+            input_ids=ids, attention_mask=mask.long(), generation_config=generation(s, EOS)
+        )
+        return [row[row != PAD].tolist() for row in rows[:, ids.shape[1] :]]
 
     return write
 
@@ -125,18 +103,8 @@ class Continuous:
     it while it writes."""
 
     def __init__(self, model: Any, prompts: list[list[int]], s: dict, at_a_time: int):
-        from transformers import GenerationConfig
         from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-        how = GenerationConfig(
-            max_new_tokens=s["response"],
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            eos_token_id=-1,
-            pad_token_id=PAD,
-        )
         page, rows = max(16, max(s["prompts"]) + s["response"]), min(at_a_time, len(prompts))
         sizes = ContinuousBatchingConfig(
             page_size=page,
@@ -145,9 +113,9 @@ class Continuous:
             max_batch_tokens=max(256, rows + max(s["prompts"])),
             allow_block_sharing=False,
         )
-        self.prompts, self.manager = (
-            prompts,
-            model.init_continuous_batching(generation_config=how, continuous_batching_config=sizes),
+        self.prompts = prompts
+        self.manager = model.init_continuous_batching(
+            generation_config=generation(s, -1), continuous_batching_config=sizes
         )
         self.manager.start()
 
@@ -186,63 +154,45 @@ def check_lengths(side: str, rows: list[list[int]], wanted: list[int]) -> None:
 
 
 def timed(
-    write: Callable[[], list[list[int]]], where: Any, name: str, around: Callable, seed: int
-) -> tuple[float, list[list[int]]]:
-    "Seconds, and what was written, while `around(draw)` stands for what draws, `where.name`."
-    plain = getattr(where, name)
-    setattr(where, name, around(plain))
-    torch.manual_seed(seed)
-    try:
+    write: Callable[[], list[list[int]]], drawing: AbstractContextManager, seed: int
+) -> tuple[dict[str, float], list[list[int]]]:
+    "Seconds, and what was written, while something stands for what draws."
+    with drawing:
+        torch.manual_seed(seed)
         start = time.perf_counter()
         rows = write()
-        return time.perf_counter() - start, rows
-    finally:
-        setattr(where, name, plain)
+        return dict(seconds=time.perf_counter() - start), rows
 
 
 def measure(s: dict, rounds: int, at_a_time: int) -> dict:
     "Rounds of one setting, and what they come to."
-    from rlhf_nb import rollout
-
-    policy, prompts, lengths = (
-        common.make_model(s, "policy").eval(),
-        common.make_prompts(s)["input_ids"],
-        response_lengths(s),
+    policy, apart = (common.make_model(s, "policy").eval() for _ in range(2))
+    prompts, lengths = common.make_prompts(s)["input_ids"], response_lengths(s)
+    continuous = Continuous(apart, prompts, s, at_a_time)  # it sets the attention of its model
+    sides: dict[str, tuple] = dict(
+        ours=(ours(policy, prompts, s), lambda i: common.dice(s, i, "ours")),
+        generate=(generate(policy, prompts, s), lambda i: common.dice(s, i, "generate")),
+        generate_batch=(
+            lambda: continuous.write(lengths),
+            lambda i: common.drawing(torch, "multinomial", never_ends),
+        ),
     )
-    apart = common.make_model(
-        s, "policy"
-    ).eval()  # the same weights: continuous batching sets the attention of its model
-    continuous = Continuous(apart, prompts, s, at_a_time)
-    seconds: dict[str, list[float]] = dict(ours=[], generate=[], generate_batch=[])
-    draws = dict(ours=(rollout, "draw_tokens"), generate=(torch, "multinomial"))
+    found: dict[str, list[dict]] = {side: [] for side in sides}
     try:
         for i in range(1 + rounds):
-            written = {}
-            for side, make in (("ours", ours), ("generate", generate)):
-                dice = lambda draw, i=i: Dice(draw, lengths, s["response"], i)
-                took, written[side] = timed(make(policy, prompts, s), *draws[side], dice, i)
-                if i:
-                    seconds[side].append(took)
-            took, written["generate_batch"] = timed(
-                lambda: continuous.write(lengths), torch, "multinomial", NeverEnds, i
-            )
-            if i:
-                seconds["generate_batch"].append(took)
-            for side, rows in written.items():
+            for side, (write, drawing) in sides.items():
+                took, rows = timed(write, drawing(i), i)
                 check_lengths(side, rows, lengths)
+                found[side] += [took] * bool(i)
     finally:
         continuous.close()
-    return dict(setting=s, tokens=sum(lengths), seconds=seconds, **summary(seconds, sum(lengths)))
-
-
-def summary(seconds: dict[str, list[float]], count: int) -> dict:
-    "Medians; ratios of the same rounds."
+    count, middle = sum(lengths), common.medians(found, "seconds")
     return dict(
-        tokens_per_second={side: count / median(times) for side, times in seconds.items()},
-        times_faster={
-            side: median(theirs / mine for mine, theirs in zip(seconds["ours"], seconds[side]))
-            for side in OTHERS
-        },
+        setting=s,
+        tokens=count,
+        seconds={side: [x["seconds"] for x in rounds] for side, rounds in found.items()},
+        tokens_per_second={side: count / x for side, x in middle.items()},
+        times_faster=common.times_ours(found, "seconds"),
     )
 
 
@@ -252,71 +202,45 @@ def summary(seconds: dict[str, list[float]], count: int) -> dict:
 def checks(results: dict) -> list[dict]:
     "Ahead of both, everywhere."
     return [
-        at_least(
-            f"{r['name']}, batch {r['setting']['batch']}: times {side}",
-            r["times_faster"][side],
-            1.0,
+        common.check(
+            f"{r['name']}, batch {r['setting']['batch']}: times {side}", times, "at least", 1.0
         )
         for r in results["runs"]
-        for side in OTHERS
+        for side, times in r["times_faster"].items()
     ]
 
 
 def table(results: dict) -> Any:
     "A row for each setting."
-    from rich.table import Table
-
-    shown = Table(
-        title=title("The rollout alone, tokens per second", results),
-        caption="×: how many times faster ours is.",
-    )
-    for name in ("lengths", "batch", "ours", "generate", "×", "generate_batch", "×"):
-        shown.add_column(name, justify="left" if name == "lengths" else "right")
+    heads = ["lengths", "batch", "ours", "generate", "×", "generate_batch", "×"]
+    rows = []
     for r in results["runs"]:
         speed, times = r["tokens_per_second"], r["times_faster"]
-        shown.add_row(
-            r["name"],
-            str(r["setting"]["batch"]),
-            f"{speed['ours']:,.0f}",
-            f"{speed['generate']:,.0f}",
-            f"{times['generate']:.2f}",
-            f"{speed['generate_batch']:,.0f}",
-            f"{times['generate_batch']:.2f}",
-        )
-    return shown
+        pairs = [(f"{speed[side]:,.0f}", f"{x:.2f}") for side, x in times.items()]
+        figures = [f"{speed['ours']:,.0f}", *(text for pair in pairs for text in pair)]
+        rows.append([r["name"], str(r["setting"]["batch"]), *figures])
+    title = common.title("The rollout alone, tokens per second", results)
+    return common.table(title, heads, rows, "×: how many times faster ours is.")
 
 
 def main(words: list[str] | None = None) -> dict:
     "Measure, write, print."
-    parser = common.parser_of(__doc__, "sampler")
-    parser.add_argument("--batches", nargs="+", type=int, default=[16, 64, 256])
-    parser.add_argument("--lengths", nargs="+", choices=SETTINGS, default=list(SETTINGS))
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="counted batches of each side, at least 5 (default 5)"
-    )
-    parser.add_argument(
-        "--at_a_time",
-        type=int,
-        default=32,
-        help="most rows of a step of continuous batching (default 32)",
-    )
-    asked = common.parsed(parser, words)
-    if asked.at_a_time < 1:
-        parser.error(f"--at_a_time is {asked.at_a_time}: give a positive number of rows")
-    if min(asked.batches) < 1:
-        parser.error(f"--batches is {asked.batches}: give positive numbers of rows")
+    parser = common.parser_of(__doc__, "sampler", rounds=5)
+    add = parser.add_argument
+    add("--batches", nargs="+", type=int, default=[16, 64, 256])
+    add("--lengths", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    add("--at_a_time", type=int, default=32, help="most rows of a step of continuous batching")
+    asked = common.parse(parser, words)
+    if min(asked.at_a_time, *asked.batches) < 1:
+        parser.error("--at_a_time and --batches: give positive numbers of rows")
     if asked.quick:
         asked.batches, asked.rounds = [4], 1
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    results = dict(
-        environment=environment(asked.under_load),
-        quick=asked.quick,
-        threads=asked.threads,
-        at_a_time=asked.at_a_time,
-        runs=[],
-    )
+    made = common.environment(asked.under_load)
+    results: dict = dict(environment=made, quick=asked.quick, threads=asked.threads)
+    results |= dict(at_a_time=asked.at_a_time, runs=[])
     for name in asked.lengths:
         for batch in asked.batches:
             s = SETTINGS[name] | dict(batch=batch, micro=batch)
@@ -324,7 +248,7 @@ def main(words: list[str] | None = None) -> dict:
                 s |= QUICK | dict(mean_length=s["mean_length"] and 4)
             results["runs"].append(dict(name=name, **measure(s, asked.rounds, asked.at_a_time)))
     results["checks"] = checks(results)
-    return common.told(results, asked, table(results))
+    return common.finish(results, asked, table(results))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ update, the verdicts, KL and seconds; and the command, its hours, the versions a
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import tempfile
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import environment
+from common import described_parser, environment
 from datasets import DatasetDict
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase, PrinterCallback, set_seed
@@ -34,10 +33,12 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, set_seed
 from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.cli import demo_stages
 from rlhf_nb.cli.demo_run import QUICK, DemoRun, DemoSettings
-from rlhf_nb.evaluate import complete, judge_completions, response_kl
+from rlhf_nb.frontier import response_kl
+from rlhf_nb.judging import judge_completions
 from rlhf_nb.models import load_policy, load_scorer, zero_head
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.completions import complete
 
 HERE = Path(__file__).parent
 TOKENS = 32
@@ -118,31 +119,9 @@ def shared(
 def config(s: dict[str, Any], seed: int, episodes: int, folder: str) -> PPOConfig:
     "The arguments of the demo's PPO stage, with these settings."
     own = {k: v for k, v in s.items() if k not in ("batch", "whitening")}
-    return PPOConfig(
-        output_dir=folder,
-        seed=seed,
-        use_cpu=True,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        optim="adamw_torch_fused",
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        lr_scheduler_type="linear",
-        value_learning_rate=1e-3,
-        total_episodes=episodes,
-        per_device_train_batch_size=s["batch"] // 2,
-        gradient_accumulation_steps=2,
-        response_length=TOKENS,
-        missing_eos_penalty=1.0,
-        normalize_scores=True,
-        value_warmup_updates=min(2, episodes // s["batch"] // 4),
-        local_rollout_forward_batch_size=256,
-        num_sample_generations=0,
-        logging_steps=1,
-        whiten_rewards=s["whitening"] == "advantages and rewards",
-        **own,
-    )
+    own |= dict(whiten_rewards=s["whitening"] == "advantages and rewards", save_rollouts=False)
+    demo = DemoSettings(folder, seed, episodes=episodes, batch=s["batch"])
+    return demo_stages.ppo_args(demo, Path(folder), **own)
 
 
 def rounded(value: float) -> float | None:
@@ -237,9 +216,7 @@ def collect(folder: Path, output: Path) -> None:
 
 
 def main(words: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/sensitivity"))
     parser.add_argument("--output", type=Path, default=HERE / "results" / "sensitivity.json")
     parser.add_argument("--collect", action="store_true", help="train nothing")

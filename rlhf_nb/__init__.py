@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlhf_nb.sft import SFTConfig, SFTTrainer
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
     from rlhf_nb.ui.dashboard import LiveDashboard
-    from rlhf_nb.ui.preferences import label_preferences, reward_view
+    from rlhf_nb.ui.preferences import label_preferences
     from rlhf_nb.ui.viewer import browse, view
 
 _MODULES = dict(
@@ -38,7 +38,6 @@ _MODULES = dict(
     label_preferences="ui.preferences",
     preflight="diagnose.preflight",
     replay="diagnose.replay",
-    reward_view="ui.preferences",
     view="ui.viewer",
 )
 _SCRIPTS = (  # of people's own, with other import lines alone
@@ -66,7 +65,6 @@ __all__ = [
     "label_preferences",
     "preflight",
     "replay",
-    "reward_view",
     "view",
 ]
 

@@ -16,10 +16,10 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 # %% auto #0
-__all__ = ['Turns', 'check_turns', 'template_settings', 'without_none', 'render', 'begun', 'prompt_text', 'alike', 'place_of',
-           'end_mark', 'trimmed', 'last_mark', 'generated', 'answers_in', 'Marked', 'without_stop', 'closed',
-           'turn_end', 'marked_answers', 'joined', 'marked_pair', 'Encoded', 'front_ids', 'plain_ids', 'encode_prompts',
-           'encode', 'untrimmed', 'token_spans']
+__all__ = ['Turns', 'ANSWERS', 'check_turns', 'template_settings', 'without_none', 'render', 'begun', 'prompt_text', 'alike',
+           'place_of', 'end_mark', 'trimmed', 'last_mark', 'generated', 'answers_in', 'Marked', 'without_stop',
+           'closed', 'turn_end', 'marked_answers', 'joined', 'marked_pair', 'pair_texts', 'Encoded', 'front_ids',
+           'plain_ids', 'encode_prompts', 'encode', 'untrimmed', 'token_spans']
 
 # %% ../nbs/reference/29_encoding.ipynb #29e00007
 Turns = (
@@ -389,6 +389,23 @@ def marked_pair(
     if ends:
         text = text[:start] + without_stop(text[start:], tokenizer)
     return Marked(text, [(start, len(text))], ends)
+
+# %% ../nbs/reference/29_encoding.ipynb #196e3eb7
+ANSWERS = ("chosen", "rejected")
+
+
+def pair_texts(
+    row: dict[str, Any],  # prompt (or none), chosen and rejected: texts or conversations
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[Marked]:  # of chosen and rejected
+    "Both answers behind their prompt; without a prompt column, two whole texts that count."
+    settings = template_settings(row)
+    if row.get("prompt") is not None:
+        return [marked_pair(row["prompt"], row[name], tokenizer, **settings) for name in ANSWERS]
+    both = [(render(row[name], tokenizer, **settings), row[name]) for name in ANSWERS]
+    complete = (closed(text, x, tokenizer, **settings) for text, x in both)
+    texts = [without_stop(text, tokenizer) for text in complete]
+    return [Marked(text, [(-1, len(text))], True) for text in texts]
 
 # %% ../nbs/reference/29_encoding.ipynb #29e00017
 class Encoded(NamedTuple):

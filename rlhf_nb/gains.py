@@ -7,19 +7,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .base.intervals import last_that_fits, t_quantile
+from .evaluate import find_boundary
 
 Floats = NDArray[np.float64]
 
 # %% auto #0
-__all__ = ['Floats', 'CHANCE', 'Estimate', 'mean_interval', 'rate_interval', 'paired_gain', 'seed_rates', 'crossed_gain', 'power',
-           'Plan', 'plan']
+__all__ = ['Floats', 'CHANCE', 't_quantile', 'Estimate', 'mean_interval', 'rate_interval', 'paired_gain', 'seed_rates',
+           'crossed_gain', 'power', 'Plan', 'plan']
+
+# %% ../nbs/reference/60_gains.ipynb #7e600040
+@lru_cache(maxsize=1024)
+def t_quantile(
+    freedom: float,  # n - 1
+    share: float = 0.95,  # probability between -t and t
+) -> float:
+    "Student's t. Raises ValueError below one degree of freedom."
+    if freedom < 1:
+        raise ValueError(f"freedom is {freedom}: give at least two runs.")
+    angle = np.linspace(0, math.pi / 2, 20_001)  # x = sqrt(freedom) tan(angle)
+    density = np.cos(angle) ** (freedom - 1)
+    area = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    return math.sqrt(freedom) * math.tan(np.interp(share * area[-1], area, angle))
 
 # %% ../nbs/reference/60_gains.ipynb #7e60000a
 def _written(value: float, unit: str) -> str:
@@ -247,7 +262,7 @@ def plan(
         raise ValueError(f"wanted is {wanted}: give a gain above 0.")
     S, spread = len(x), float(x.std(ddof=1))
     freedom = groups * (S - 1)
-    ratio = last_that_fits(lambda x: power(x, freedom) < CHANCE, 0.0, 1e3)
+    ratio = find_boundary(lambda x: power(x, freedom) < CHANCE, 0.0, 1e3)
     normal = NormalDist()
     z = normal.inv_cdf(0.975) + normal.inv_cdf(CHANCE)  # Student's t never needs fewer
     seeds = max(2, math.floor(groups * (z * spread / wanted) ** 2))

@@ -92,7 +92,7 @@ def estimate_kl(
         )
     return KL_ESTIMATORS[estimator](logprobs, ref_logprobs)
 
-# %% ../nbs/reference/42_kl_control.ipynb #1be7d3c2
+# %% ../nbs/reference/62_kl_control.ipynb #1be7d3c2
 import math
 from contextlib import AbstractContextManager, nullcontext
 
@@ -100,7 +100,7 @@ from torch import nn
 
 from .logprobs import response_states
 
-# %% ../nbs/reference/42_kl_control.ipynb #507ef9ee
+# %% ../nbs/reference/62_kl_control.ipynb #507ef9ee
 def response_full_kl(
     policy: nn.Module,  # a causal language model
     ref: nn.Module,  # the reference, of the same vocabulary
@@ -128,7 +128,7 @@ def response_full_kl(
             parts.append(full_kl(logits, ref_logits, temperature).float())
     return kl.masked_scatter(mask.bool(), torch.cat(parts))
 
-# %% ../nbs/reference/42_kl_control.ipynb #67731577
+# %% ../nbs/reference/62_kl_control.ipynb #67731577
 def _check_coef(kl_coef: float) -> float:
     "A price that can be multiplied with."
     if not (math.isfinite(kl_coef) and kl_coef >= 0):
@@ -161,7 +161,7 @@ class FixedKLController:
         "Go on from a checkpoint."
         self.value = _check_coef(state["value"])
 
-# %% ../nbs/reference/42_kl_control.ipynb #8815793e
+# %% ../nbs/reference/62_kl_control.ipynb #8815793e
 class AdaptiveKLController(FixedKLController):
     "Raises kl_coef while the KL is above target, lowers it below. Ziegler et al. 2019, sec. 2.2."
 

@@ -601,7 +601,9 @@ class MemoryPlan:
     def _repr_html_(self) -> str:
         from rlhf_nb.ui.shown import plan_markup  # a view, when something is shown
 
-        return plan_markup(self)
+        return plan_markup(
+            self.frame().to_dict(), self.verdict, {} if self.fits else self.advice().to_dict("list")
+        )
 
 # %% ../nbs/reference/49_memory.ipynb #6818cd3d
 def _phase(setup: PPOSetup, name: str) -> dict[str, float]:

@@ -20,7 +20,7 @@ from .base.sharding import gathered, sharded_by_deepspeed
 from .masks import pack, position_ids
 
 # %% auto #0
-__all__ = ['inside', 'scorer_head', 'scorer_from', 'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'frozen', 'logger', 'CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'drop_long_rows', 'tiny_config', 'tiny_policy', 'load_tokenizer', 'fit_embeddings', 'with_rows', 'pad_alone', 'set_pad_token', 'add_pad_row', 'check_embeddings', 'load_whole', 'load_policy', 'fresh_head', 'load_scorer', 'with_adapter', 'merged', 'check_vocabulary', 'ValueHead']
+__all__ = ['inside', 'scorer_head', 'scorer_from', 'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'frozen', 'logger', 'CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'drop_long_rows', 'tiny_config', 'tiny_policy', 'load_tokenizer', 'fit_embeddings', 'with_rows', 'pad_alone', 'set_pad_token', 'add_pad_row', 'check_embeddings', 'load_whole', 'load_policy', 'fresh_head', 'load_scorer', 'with_adapter', 'merged', 'load_reward_model', 'check_vocabulary', 'ValueHead']
 
 # %% ../nbs/course/04_models.ipynb #66ea387d
 def inside(model: Any) -> Any:
@@ -560,6 +560,25 @@ def merged(model: Any) -> PreTrainedModel:
         for config in (full.config, full.config.get_text_config()):
             config.tie_word_embeddings = False
     return full
+
+# %% ../nbs/reference/35_model_loading.ipynb #bc2b2af7
+def load_reward_model(
+    model: Any,  # a classifier with one label, a causal model, or the name or folder of either
+    seed: int = 0,  # of a new head
+    **kwargs: Any,  # of `from_pretrained`
+) -> PreTrainedModel:
+    "A reward model; if it had no head, it gets a new one, N(0, 1/sqrt(d + 1))."
+    if not isinstance(model, (str, Path)):
+        given: Any = inside(model)
+        known = hasattr(given, "get_output_embeddings")
+        causal = known and given.get_output_embeddings() is not None
+        if causal and hasattr(model, "peft_config"):  # as the adapter has trained it
+            model = merged(copy.deepcopy(model))
+        return scorer_from(model, seed) if causal else load_scorer(model)
+    kind = AutoModelForSequenceClassification
+    loaded, has_head = load_whole(kind, str(model), num_labels=1, **kwargs)
+    scorer = load_scorer(loaded)
+    return scorer if has_head else fresh_head(scorer, seed)
 
 # %% ../nbs/reference/35_model_loading.ipynb #384c1396
 def check_vocabulary(

@@ -476,4 +476,4 @@ class Rollout:
     def _repr_html_(self) -> str:
         from rlhf_nb.ui.shown import rollout_markup  # a view, when something is shown
 
-        return rollout_markup(self)
+        return rollout_markup(repr(self), self.episodes().to_dict("records"), [*self.columns])

@@ -63,6 +63,7 @@ from rlhf_nb.training.supervised import (
     check_ids,
     columns_of,
     config_of,
+    cut_prompt,
     each,
     log_counts,
     mapped,
@@ -72,9 +73,9 @@ from rlhf_nb.training.supervised import (
 )
 
 # %% auto #0
-__all__ = ['marked_row', 'labelled', 'cut_prompt', 'fit_row', 'given_labels', 'answers_of', 'encode_rows', 'completion_batch',
-           'packed_batch', 'check_packing', 'SFTConfig', 'quiet_bars', 'check_lengths', 'tokenizer_of', 'row_losses',
-           'counted_part', 'SFTTrainer']
+__all__ = ['marked_row', 'labelled', 'fit_row', 'given_labels', 'answers_of', 'encode_rows', 'completion_batch', 'packed_batch',
+           'check_packing', 'SFTConfig', 'quiet_bars', 'check_lengths', 'tokenizer_of', 'row_losses', 'counted_part',
+           'SFTTrainer']
 
 # %% ../nbs/reference/37_sft.ipynb #7d542b9d
 def marked_row(
@@ -130,16 +131,6 @@ def labelled(
     ]
 
 
-def cut_prompt(
-    ids: list[int],
-    room: int,  # tokens that it may have
-    kept: int = 0,  # first tokens that stay, such as BOS
-) -> list[int]:
-    "A prompt, cut on its left where it must be."
-    over, kept = len(ids) - room, min(kept, room)
-    return ids if over <= 0 else [*ids[:kept], *ids[kept + over :]]
-
-
 def fit_row(
     ids: list[int],
     labels: list[int],
@@ -166,7 +157,7 @@ def given_labels(
     row: dict[str, Any],
     completion_only: bool | None = None,  # False: a completion_mask does not count
 ) -> list[int]:
-    """Of a row of ids: its labels, or the ids that all its masks count. Raises ValueError on one of
+    """The labels of a row of ids, or the ids that all its masks count. Raises ValueError on one of
     another length."""
     names = ("labels", "completion_mask", "assistant_masks", "attention_mask")
     given = {name: row[name] for name in names if row.get(name) is not None}
@@ -454,13 +445,10 @@ class SFTTrainer(SealedTrainer):
             train_dataset = each(train_dataset, encode, "train_dataset", several=False)
             eval_dataset = each(eval_dataset, encode, "eval_dataset")
         multiple = args.pad_to_multiple_of or 1
-        self.padded = data_collator or partial(
-            completion_batch, pad_id=tokenizer.pad_token_id, multiple=multiple
-        )
+        pad, fill = tokenizer.pad_token_id, tokenizer.eos_token_id
+        self.padded = data_collator or partial(completion_batch, pad_id=pad, multiple=multiple)
         width = 10**9 if reads_end_to_end(model) else 0  # such attention reads a single line alone
-        packed = partial(
-            packed_batch, fill_id=tokenizer.eos_token_id, width=width, multiple=multiple
-        )
+        packed = partial(packed_batch, fill_id=fill, width=width, multiple=multiple)
         super().__init__(
             with_adapter(model, peft_config, args.seed),
             args,

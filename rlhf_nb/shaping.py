@@ -95,11 +95,11 @@ def clip_scores(
         raise ValueError(f"score_clip={score_clip}: give a positive finite number, or do not clip.")
     return scores.clamp(-score_clip, score_clip)
 
-# %% ../nbs/reference/43_rewards.ipynb #a1d37c52
+# %% ../nbs/reference/56_rewards.ipynb #a1d37c52
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-# %% ../nbs/reference/43_rewards.ipynb #7d1ce22e
+# %% ../nbs/reference/56_rewards.ipynb #7d1ce22e
 def merge_moments(
     a: tuple[int, float, float],  # count, mean and M of one set
     b: tuple[int, float, float],  # the same of another
@@ -111,7 +111,7 @@ def merge_moments(
     n, d = n_a + n_b, mean_b - mean_a
     return n, mean_a + d * n_b / n, m_a + m_b + d**2 * n_a * n_b / n
 
-# %% ../nbs/reference/43_rewards.ipynb #1dad97c6
+# %% ../nbs/reference/56_rewards.ipynb #1dad97c6
 def batch_moments(
     x: Tensor,  # [N] the numbers on this rank; none at all is fine
     reduce: Callable[[Tensor], Tensor] | None = None,  # sums over ranks; None: this rank alone
@@ -128,7 +128,7 @@ def batch_moments(
     mean = total / max(count, 1)
     return int(count), mean, over_ranks((x - mean).square().sum()).item()
 
-# %% ../nbs/reference/43_rewards.ipynb #a4706c92
+# %% ../nbs/reference/56_rewards.ipynb #a4706c92
 @dataclass
 class RunningMoments:
     "Mean and standard deviation of all scores seen so far, on all ranks."

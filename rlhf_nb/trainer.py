@@ -26,13 +26,12 @@ from .base.noise import without_noise
 from .base.opened import embedding_rows
 from .engines import CachedEngine, VLLMEngine, VLLMServer
 from .estimators import ESTIMATORS, equal_groups, loss_weights
-from .evaluate import Completions, complete, interleaved
 from .forward import PolicyAndValue
+from .judges import Answers, judges_of
 from .kl import estimate_kl
 from .masks import score_sums
 from .models import load_tokenizer
 from .ppo import estimate_advantages, final_scores, mini_batches, ppo_loss
-from .reward import judges_of
 from .rollout import Rollout, Sample, texts_of
 from .sampling import Engine
 from rlhf_nb.training.build import (
@@ -45,7 +44,7 @@ from rlhf_nb.training.build import (
     try_models,
 )
 from .training.compat import old_names, refuse_step
-from .training.completions import ScoredCompletion, report_completions
+from .training.completions import Completions, complete, join_ranks, report_completions
 from .training.config import PPOConfig, check_args, check_estimator
 from .training.layout import layer_by_layer
 from .training.loop import UpdateTrainer
@@ -475,8 +474,8 @@ class Evaluator:
             metrics |= report_completions(self.trainer, completions, kind, name)
         return metrics
 
-    def complete(self, data: Dataset, progress: bool = False) -> list[ScoredCompletion]:
-        "A scored completion of each prompt; each rank does its share, or under ZeRO-3 all of them."
+    def complete(self, data: Dataset, progress: bool = False) -> Completions:
+        "Completions with their scores; each rank does its share, or under ZeRO-3 all of them."
         args, layout = self.trainer.args, self.trainer.layout
         shared = args.world_size > 1 and not layout.zero3
         if shared:
@@ -485,9 +484,8 @@ class Evaluator:
         answers = self.sample(columns, len(data), progress)
         scores = self.score(data, columns, answers)
         shown = [*map(turns_text, columns.get("prompt", ()))] or answers.prompts
-        rows = zip(shown, answers.texts, answers.stopped, answers.lengths, scores)
-        scored = [ScoredCompletion(*row) for row in rows]
-        return interleaved(gather_object([scored])) if shared else scored
+        scored = replace(answers, prompts=shown, ids=[], scores=scores)
+        return join_ranks(gather_object([scored])) if shared else scored
 
     def sample(self, columns: Mapping[str, Any], rows: int, progress: bool) -> Completions:
         "One answer to each prompt."
@@ -516,14 +514,14 @@ class Evaluator:
     def score(self, data: Dataset, columns: Mapping[str, Any], answers: Completions) -> list[float]:
         "What the judges give for each answer."
         others = {name: data[name][:] for name in data.column_names if name not in columns}
-        return self.trainer.judges.of_texts(
+        texts = Answers(
             answers.prompts,
             answers.texts,
             answers.stopped,
-            others,
-            self.trainer.processing_class,
-            columns.get("prompt", ()),
-            answers.ids,
-            settings_of(columns),
-            answers.lengths,
-        ).tolist()
+            columns=others,
+            conversations=columns.get("prompt", ()),
+            settings=settings_of(columns),
+            ids=answers.ids,
+            lengths=answers.lengths,
+        )
+        return self.trainer.judges.score_answers(texts, self.trainer.processing_class).tolist()

@@ -98,11 +98,6 @@ BEGINNERS: dict[str, Beginner] = {
         kl_gradient(lambda own, p, n: (to_go(own, p, n + 1)[0],)),
         "one token too many",
     ),
-    "KL: a step too many, row by row": Beginner(
-        checks.check_kl_gradient,
-        kl_gradient(lambda own, p, n: (visited(own, p, n + 1),)),
-        "one token too many",
-    ),
     "KL: a step too few": Beginner(
         checks.check_kl_gradient,
         kl_gradient(lambda own, p, n: (visited(own, p, n - 1) + 0 * own.sum(),)),
@@ -121,20 +116,10 @@ BEGINNERS: dict[str, Beginner] = {
         kl_gradient(lambda own, p, n: own),
         "each row's own KL.*gradient",
     ),
-    "KL: sum of own KLs": Beginner(
-        checks.check_kl_gradient,
-        kl_gradient(lambda own, p, n: (own.sum(),)),
-        ROWS_ARE_NOT_VISITED_ONCE + ".*added up",
-    ),
     "KL: mean of own KLs": Beginner(
         checks.check_kl_gradient,
         kl_gradient(lambda own, p, n: (own.mean(),)),
         ROWS_ARE_NOT_VISITED_ONCE + ".*average",
-    ),
-    "KL: mean of own KLs, length times": Beginner(
-        checks.check_kl_gradient,
-        kl_gradient(lambda own, p, n: (n * own.mean(),)),
-        ROWS_ARE_NOT_VISITED_ONCE + ".*factor",
     ),
     "KL: mean over where it begins": Beginner(
         checks.check_kl_gradient,
@@ -146,40 +131,18 @@ BEGINNERS: dict[str, Beginner] = {
     "values: at the token, [B, T]": Beginner(
         checks.check_values, values(lambda v, m: _of(m, v[:, 1:])), AFTER_THE_CHOICE
     ),
-    "values: at the token, padding kept": Beginner(
-        checks.check_values, values(lambda v, m: v[:, 1:]), AFTER_THE_CHOICE
-    ),
-    "values: at the token, times the mask": Beginner(
-        checks.check_values, values(lambda v, m: v[:, 1:] * m), AFTER_THE_CHOICE
-    ),
     "values: at the token, [B, T + 1]": Beginner(
         checks.check_values, values(after_padding_in_front), AFTER_THE_CHOICE
     ),
     "values: [B, T]": Beginner(
         checks.check_values, values(lambda v, m: _of(m, v[:, :-1])), "T . 1"
     ),
-    "values: [B, T], padding kept": Beginner(
-        checks.check_values, values(lambda v, m: v[:, :-1]), "T . 1"
-    ),
     "values: mask not shifted": Beginner(
         checks.check_values,
         values(lambda v, m: _of(torch.cat([m, beside(m, False)], 1), v)),
         NOT_SHIFTED,
     ),
-    "values: mask not shifted, true at the end": Beginner(
-        checks.check_values,
-        values(lambda v, m: _of(torch.cat([m, beside(m, True)], 1), v)),
-        NOT_SHIFTED,
-    ),
-    "values: mask not shifted, last column again": Beginner(
-        checks.check_values, values(lambda v, m: _of(torch.cat([m, m[:, -1:]], 1), v)), NOT_SHIFTED
-    ),
     "values: false in front of the mask": Beginner(
-        checks.check_values,
-        values(lambda v, m: _of(torch.cat([beside(m, False), m], 1), v)),
-        "V_0 is missing",
-    ),
-    "values: 0 in front": Beginner(
         checks.check_values,
         values(lambda v, m: _of(torch.cat([beside(m, False), m], 1), v)),
         "V_0 is missing",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -16,10 +14,3 @@ def notebooks(nbs: Path = ROOT / "nbs") -> dict[str, Path]:
 
 
 NOTEBOOKS = notebooks()
-
-
-def exported(notebook: Path) -> set[str]:
-    "Names of the modules that a notebook writes: `default_exp`, and `export name` of single cells."
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
-    return set(re.findall(r"^#\| ?(?:default_exp|exports?|exporti) +(\S+)", code, re.M))

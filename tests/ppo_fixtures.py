@@ -75,7 +75,7 @@ def loss_now(trainer: PPOTrainer, r: Rollout) -> tuple[torch.Tensor, dict[str, t
 
 
 class OtherLoss(PPOTrainer):
-    "A trainer whose micro-batches go through `loss_of`: a subclass puts a fault there."
+    "A trainer whose micro-batches go through `loss_of`, where a subclass may look at them."
 
     def loss_of(self, now, r, value_only=False):
         return ppo_loss(now, r, self.args, value_only=value_only)

@@ -154,7 +154,7 @@ def resumed(folder: Path, what: str, lora: bool) -> None:
     model is saved, a reward model with its centre."""
     from accelerate.utils import gather_object
 
-    from rlhf_nb.reward import center_rewards
+    from rlhf_nb.scoring import center_rewards
 
     data = SFT if what == "sft" else PAIRS
     how = dict(dropout=0.1, logging_steps=3)  # one log is over steps before and after a checkpoint

@@ -1,7 +1,6 @@
 """Fewer weights: LoRA with the policy as its own reference, a value head on the policy's trunk,
 several answers to a prompt."""
 
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -164,24 +163,6 @@ def test_the_adapter_alone_is_saved_and_merges(ppo, base, tmp_path, letters, mer
     same(again.merge_and_unload()(ids).logits)
     same(load_policy(str(tmp_path / "saved"))(ids).logits)
     assert "library_name" in (tmp_path / "saved" / "README.md").read_text()
-
-
-# catches: a saved adapter that only this package can read
-@pytest.mark.slow
-def test_a_new_process_with_transformers_and_peft_alone_reads_it(ppo, base, tmp_path):
-    trainer = ppo(model=load_policy(base), parts=dict(peft_config=lora()), learning_rate=1e-2)
-    trainer.train()
-    trainer.save_model(str(tmp_path / "saved"))
-    program = (
-        "import sys, torch; from peft import AutoPeftModelForCausalLM\n"
-        f"model = AutoPeftModelForCausalLM.from_pretrained({str(tmp_path / 'saved')!r})\n"
-        "torch.save(model(torch.arange(12)[None]).logits, "
-        f"{str(tmp_path / 'logits.pt')!r})\nassert 'rlhf_nb' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=900, cwd=tmp_path)
-    assert torch.equal(
-        torch.load(tmp_path / "logits.pt"), trainer.model.policy(torch.arange(12)[None]).logits
-    )
 
 
 # catches: adapters, value adapters or a head on the trunk that no checkpoint holds, or that come

@@ -39,23 +39,20 @@ from transformers import (
 from rlhf_nb.base.custom import CustomScorer
 from rlhf_nb.cli.data import load_rows
 from rlhf_nb.cli.recipes import read_recipe
+from rlhf_nb.judges import load_judge
 from rlhf_nb.models import (
     load_policy,
+    load_reward_model,
     load_scorer,
     load_tokenizer,
     scorer_from,
     scorer_head,
     tiny_policy,
 )
-from rlhf_nb.reward import (
-    RewardConfig,
-    RewardTrainer,
-    call_reward,
-    load_judge,
-    load_reward_model,
-    score_texts,
-)
+from rlhf_nb.reward import RewardConfig, RewardTrainer
+from rlhf_nb.reward_functions import call_reward
 from rlhf_nb.rollout import Rollout
+from rlhf_nb.scoring import score_texts
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.ui.episodes import shown_of, when
 from rlhf_nb.ui.reader import objective_for

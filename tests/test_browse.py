@@ -15,19 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markup import Reader
 from packs import pieces, unpacked
-from test_viewer import HOSTILE, ask, make, read_page, write_run
+from test_viewer import HOSTILE, ask, make, read_page
 
 from rlhf_nb.cli.view import view_command
-from rlhf_nb.diagnose.replay_record import check_kept
-from rlhf_nb.evaluate import repetition
+from rlhf_nb.diagnose.replay import find_checkpoint
 from rlhf_nb.rollout import SIGNALS, Rollout
+from rlhf_nb.training.text_statistics import repetition
 from rlhf_nb.ui import run_files
 from rlhf_nb.ui.run_files import (
     RunFolder,
-    Suspect,
-    episode_suspects,
     left_out,
     ranges_of,
+)
+from rlhf_nb.ui.suspects import (
+    Suspect,
+    episode_suspects,
     run_suspects,
 )
 from rlhf_nb.ui.viewer import browse, view
@@ -134,7 +136,7 @@ def test_where_rollouts_lie(tmp_path):
 
 def test_files_that_are_being_written_are_skipped(run):
     # catches: a half file that stops everything, a .partial that is listed, ranks that are not all
-    # there
+    # there; a button that reads the folder and tells nobody
     folder = run / "rollouts"
     whole = (folder / "update-00004.safetensors").read_bytes()
     (folder / "update-00005.safetensors").write_bytes(whole[:-40])
@@ -146,6 +148,7 @@ def test_files_that_are_being_written_are_skipped(run):
     (folder / "update-00005.safetensors").write_bytes(whole)
     ask(seen.reader, act="refresh")
     assert [one["update"] for one in seen.reader.head["updates"]] == [0, 1, 2, 3, 4, 5]
+    assert seen.reader.head["said"] == "New updates: 1." and seen.reader.head["actions"]
 
 
 def test_an_update_that_is_left_out_is_named(run, capsys):
@@ -157,8 +160,8 @@ def test_an_update_that_is_left_out_is_named(run, capsys):
         view_command([str(run), "--update", "2"])
     err = " ".join(capsys.readouterr().err.split())
     assert "keeps 0, 1, 3, 4: give one of them" in err and said in err
-    with pytest.raises(ValueError, match=f"of updates 0, 1, 3, 4, not 2. {said}"):
-        check_kept(run, 2)
+    with pytest.raises(ValueError, match=f"no rollout of update 2. {said}"):
+        find_checkpoint(run, 2)
     assert left_out(run, 1) == left_out(run, 7) == left_out(run / "nowhere", 1) == ""
 
 
@@ -248,7 +251,7 @@ def test_files_are_read_by_need(run, monkeypatch):
         classmethod(lambda cls, path: read.append(Path(path).name) or original(cls, path)),
     )
     seen = browse(run)
-    assert set(read) == {"update-00004.safetensors"} and len(read) == 1
+    assert read == ["update-00004.safetensors"] and seen.reader.head["start"] == 4
     for u in (1, 1, 4):
         ask(seen.reader, load=u)
     assert read == ["update-00004.safetensors", "update-00001.safetensors"]
@@ -284,7 +287,7 @@ def test_repetition_is_that_of_evaluate(rows, junk):
     width = max(map(len, rows)) + 1
     ids = torch.tensor([row + [junk] * (width - len(row)) for row in rows])
     mask = torch.arange(width) < torch.tensor([[len(row)] for row in rows])
-    assert run_files.repeated(ids, mask).tolist() == pytest.approx(
+    assert run_files.repetition_shares(ids, mask).tolist() == pytest.approx(
         [repetition(" ".join(f"w{i}" for i in row)) for row in rows]
     )
 
@@ -433,28 +436,6 @@ def test_a_run_without_suspects_shows_none(run):
 
 
 # ---------------------------------------------------------------- what is shown
-def test_the_live_reader_asks_for_updates_one_by_one(run, monkeypatch):
-    # catches: a run that is read whole before anything is seen
-    seen = browse(run)
-    read = []
-    rollout = seen.run.rollout
-    monkeypatch.setattr(seen.run, "rollout", lambda update: read.append(update) or rollout(update))
-    assert [one["name"] for one in seen.reader.head["updates"]] == list("01234")
-    assert seen.reader.head["start"] == 4 and not read
-    assert unpacked(ask(seen.reader, load=1))[0]["update"] == 1 and read == [1]
-
-
-def test_a_run_that_goes_on(run):
-    # catches: a button that reads the folder and tells nobody
-    seen = browse(run)
-    assert len(seen.reader.head["updates"]) == 5
-    update_of(5).save(run / "rollouts" / "update-00005.safetensors")
-    ask(seen.reader, act="refresh")
-    assert [one["update"] for one in seen.reader.head["updates"]] == list(range(6))
-    assert seen.reader.head["actions"] and unpacked(ask(seen.reader, load=5))[0]["update"] == 5
-    assert seen.reader.head["said"] == "New updates: 1."
-
-
 @pytest.mark.parametrize("odd", [0, 2])
 def test_a_search_says_what_it_found(run, monkeypatch, odd):
     # catches: a button that seems dead where no episode is unusual
@@ -614,7 +595,7 @@ def test_what_is_too_much_for_a_file_is_said_and_cut(tmp_path, monkeypatch):
     tokens = int(seen.run.numbers()["length"].sum())
     data = lambda **how: read_page(seen.save_html(tmp_path / "run.html", **how))[1]
     assert len(data()["updates"]) == 6 and data()["said"] == ""
-    monkeypatch.setattr("rlhf_nb.ui.viewer.MOST", tokens // 2)
+    monkeypatch.setattr("rlhf_nb.ui.viewer.MOST_TOKENS", tokens // 2)
     cut = data()
     assert [one["name"] for one in cut["updates"]] == ["0", "2", "5"]
     assert f"3 of 6 updates are in this file: all hold {tokens:,} tokens" in cut["said"]
@@ -647,13 +628,4 @@ def test_half_filled_rollouts(tmp_path):
         header["recipe"] is None and set(rows) == {"widths", "logprobs"} and "scores" not in header
     )
     assert "kept before" in header["told"] and "logprobs" in check(seen._repr_html_()).text
-    read_page(seen.save_html(tmp_path / "x.html"))
-
-
-def test_a_run_of_demo(tmp_path):
-    # the folder that rlhf-nb demo leaves
-    run = write_run(tmp_path / "demo", curves=True)
-    seen = browse(run)
-    names = {curve["name"] for curve in seen.reader.head["curves"]}
-    assert list(seen.run.files) == [0, 1, 2, 3, 4] and {"raw score", "KL", "gold wins"} <= names
     read_page(seen.save_html(tmp_path / "x.html"))

@@ -18,9 +18,9 @@ from ppo_fixtures import PROMPTS, SIZES, likes_c
 from transformers import TrainerCallback, TrainingArguments
 
 import rlhf_nb
-from rlhf_nb import PPOConfig, PPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer, cli
+from rlhf_nb import PPOConfig, PPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 from rlhf_nb.models import scorer_from, tiny_policy, train_bpe_tokenizer
-from rlhf_nb.training.compat import CONFIG, IMPORTS, METHODS, REFUSED, TRAINER, with_new_names
+from rlhf_nb.training.compat import CONFIG, IMPORTS, METHODS, REFUSED, TRAINER
 from rlhf_nb.training.compat import SIZES as COMPUTED
 
 ROWS = [dict(prompt=prompt) for prompt in PROMPTS]
@@ -595,15 +595,3 @@ def test_episodes_after_a_resume(run, letters):
     again = made(first.output_dir.parent, letters, callbacks=[seen])
     again.train(resume_from_checkpoint=str(first.output_dir / "checkpoint-1"))
     assert seen.counts == [4, 8] and again.state.episode == 8
-
-
-# catches: a script of an earlier release that stops, or whose setting is dropped without a word
-def test_a_name_of_an_earlier_release_still_works(tmp_path, capsys):
-    with pytest.warns(FutureWarning, match="vllm_importance_sampling_cap is now importance_samp"):
-        args = PPOConfig(str(tmp_path), use_cpu=True, vllm_importance_sampling_cap=3.0)
-    assert args.importance_sampling_cap == 3.0
-    kept = dict(vllm_importance_sampling_cap=3.0, seed=1)
-    assert with_new_names(kept) == dict(importance_sampling_cap=3.0, seed=1)
-    with pytest.raises(SystemExit):
-        cli.main(["ppo", "--vllm_importance_sampling_cap", "3"])
-    assert "An older name: use importance_sampling_cap" in capsys.readouterr().err

@@ -3,7 +3,6 @@ and a run that nobody touches is the run without it."""
 
 from __future__ import annotations
 
-import ast
 import base64
 import hashlib
 import json
@@ -21,20 +20,18 @@ import torch
 from ppo_fixtures import likes_c, logs, unlike, untimed, weights
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-import rlhf_nb
 from rlhf_nb.kl import AdaptiveKLController, FixedKLController
 from rlhf_nb.training.metrics import METRICS, in_order
 from rlhf_nb.ui.chart import thin
 from rlhf_nb.ui.dashboard import LiveDashboard, Wishes
 from rlhf_nb.ui.run_view import (
-    FEW,
     STATES,
+    VIEWER_CURVES,
     Change,
     Run,
     chosen_curves,
     curve_figure,
     render_run,
-    spaced,
     state_sentence,
 )
 
@@ -594,7 +591,11 @@ def test_the_few_curves_are_the_viewers():
     logged += ["policy/clipfrac_avg", "objective/kl", "objective/raw_scores"]
     run = Run(update=1, total=1, batch=4, lines={name: [(1, 0.5)] for name in logged})
     few = [metric.name for metric in in_order("viewer") if metric.name in logged]
-    assert chosen_curves(run, FEW) == few and len(few) == 6 and few[0] == "objective/raw_scores"
+    assert (
+        chosen_curves(run, VIEWER_CURVES) == few
+        and len(few) == 6
+        and few[0] == "objective/raw_scores"
+    )
     assert "Never logged" not in words(render_run(run))
     assert "Never logged: policy/entropy_avg" in words(render_run(run, ["score", "entropy"]))
 
@@ -646,22 +647,6 @@ def test_numbers_of_a_curve(values, shown):
     assert shown in words(figure) and f'title="{values[1]!r} nats per response"' in figure
 
 
-# catches: words that run together where a tokenizer keeps no blanks, a token that is lost or twice,
-# and a byte of half a letter after which nothing fits
-@pytest.mark.parametrize(
-    "tokens, text, shown",
-    [
-        (["a", "cat", ".", "<eos>"], "a cat.", "a cat.<eos>"),
-        (["a", " cat", "\n", "sat"], "a cat\nsat", "a cat\nsat"),
-        (["�", "�", "is", "a"], "é is a", "�� is a"),
-        (["", "x", "x"], "x  x", "x  x"),
-        (["<b>", "b"], "b", "<b>b"),
-    ],
-)
-def test_an_answer_has_its_blanks(tokens, text, shown):
-    assert "".join(spaced(tokens, text)) == shown and len(spaced(tokens, text)) == len(tokens)
-
-
 # catches: a state without a sentence, or one that is never reached
 def test_every_state_has_a_sentence():
     sentences = {state: state_sentence(Run(state=state, update=2, total=3)) for state in STATES}
@@ -690,48 +675,6 @@ def test_a_wish_is_taken_once():
     assert wishes.pausing and not wishes.wait(0.01)
     wishes.clear()
     assert not wishes.pausing and wishes.wait(0)
-
-
-DRAWING = "render_run body_markup head_line curves_markup episodes_markup Panel"
-
-
-def parts_used(source: str, name: str | None) -> set[str]:
-    "Parts of the modules that a module imports, or that one of its classes uses, and what it uses."
-    tree = ast.parse(source)
-    own = {getattr(node, "name", ""): node for node in tree.body}
-    used = {x.id for x in ast.walk(own[name] if name else tree) if isinstance(x, ast.Name)}
-    parts = used & own.keys() if name else set()
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            modules = [node.module] if isinstance(node, ast.ImportFrom) else []
-            for alias in node.names:
-                known = alias.asname or alias.name.split(".")[0]
-                if name is None or known in used:
-                    parts |= {known, *(modules or [alias.name])[0].split(".")} - {"rlhf_nb", "ui"}
-    return parts
-
-
-# catches: a record that holds a widget or a thread, a callback that draws, markup that does more
-# than draw
-@pytest.mark.parametrize(
-    "module, name, foreign",
-    [
-        ("run_view", None, "ipywidgets IPython threading transformers dashboard"),
-        ("run_view", "Run", DRAWING),
-        ("dashboard", "Wishes", "ipywidgets IPython transformers trainer html run_view"),
-        ("dashboard", "RunCallback", f"ipywidgets IPython html {DRAWING}"),
-        ("dashboard", "Panel", "trainer transformers IPython"),
-    ],
-)
-def test_each_part_keeps_to_itself(module, name, foreign):
-    source = Path(rlhf_nb.__file__).with_name("ui").joinpath(f"{module}.py").read_text()
-    assert not parts_used(source, name) & {*foreign.split()}
-
-
-def test_a_part_that_does_not_is_seen():
-    source = "import ipywidgets as w\nfrom a.html import element\nclass A:\n x = w.HTML()\n"
-    assert parts_used(source, "A") == {"w", "ipywidgets"}
-    assert parts_used(source, None) == {"w", "ipywidgets", "element", "a", "html"}
 
 
 # catches: arguments that fail at the first drawing instead of at once

@@ -21,7 +21,7 @@ from datasets import Dataset, DatasetDict, load_from_disk
 from rich.console import Console
 from safetensors.torch import load_file
 
-from rlhf_nb import cli
+from rlhf_nb import cli, replay
 from rlhf_nb.checkpoint import staged
 from rlhf_nb.cli import demo_stages
 from rlhf_nb.cli.demo import demo
@@ -44,6 +44,7 @@ TINY = dict(
     eval_posts=40,
     validation_posts=20,
     evaluations=1,
+    save_steps=1,
     threads=1,
 )
 PROMISED = """settings.json metrics.jsonl results.json rollouts.html completions/sft.csv completions/ppo.csv pairs/dataset_dict.json
@@ -268,6 +269,13 @@ def test_an_interrupted_run_goes_on(run, tmp_path):
     assert len(steps) == len(set(steps))  # what the interrupted stage had written is gone
 
 
+# catches: a demo whose updates cannot be done again, or give other numbers than it logged
+def test_an_update_of_the_demo_is_replayed(run):
+    done = replay(run[0], 1, learning_rate=1e-4)
+    assert done.same and done.now["lr"] < done.was["lr"]
+    assert len([*(run[0] / "ppo").glob("checkpoint-*")]) == 4  # one before the first update
+
+
 # catches: a metrics file whose last line was cut off by a kill, and that stops the run that would
 # repair it
 def test_half_a_line_of_metrics_is_left_out(tmp_path):
@@ -427,8 +435,10 @@ def test_fresh_deletes_what_bears_its_mark_and_prints_it(tmp_path):
     settings, text = DemoSettings(str(tmp_path / "run")), io.StringIO()
     made = DemoRun(settings, Console(quiet=True))
     for stage in ("sft", "pairs"):
-        with made.written(stage) as folder:
+        with made.stage_folder(stage) as folder:
             (folder / "model.safetensors").write_text(stage)
+            (folder / "checkpoint-1").mkdir()
+            (folder / "checkpoint-1" / "manifest.json").write_text("{}")  # of --save_steps
     (made.folder / "mine.txt").write_text("mine")
     (made.folder / "sft" / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="sft/notes.txt was not written by the run"):
@@ -443,7 +453,7 @@ def test_fresh_deletes_what_bears_its_mark_and_prints_it(tmp_path):
         "settings.json",
     ]
     other = DemoRun(DemoSettings(str(tmp_path / "other")), Console(quiet=True))
-    with other.written("ppo") as folder:
+    with other.stage_folder("ppo") as folder:
         (folder / "model.safetensors").write_text("of another demo")
     shutil.copytree(other.folder / "ppo", made.folder / "ppo")
     DemoRun(settings, Console(quiet=True))  # a stage that was copied here is used

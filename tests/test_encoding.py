@@ -24,11 +24,12 @@ from rlhf_nb.encoding import (
     prompt_text,
     template_settings,
 )
-from rlhf_nb.evaluate import complete
 from rlhf_nb.models import scorer_from, tiny_policy
-from rlhf_nb.reward import encode_pairs, score_ids, score_texts
+from rlhf_nb.reward import encode_pairs
+from rlhf_nb.scoring import score_ids, score_texts
 from rlhf_nb.sft import encode_rows
 from rlhf_nb.training import prompts, supervised
+from rlhf_nb.training.completions import complete
 from rlhf_nb.training.prompts import collate_prompts
 
 TEXTS = [
@@ -692,9 +693,9 @@ def test_given_ids_are_those_that_are_evaluated(ppo, letters):
     completions = trainer.evaluator.complete(data)
     read = trainer.policy.eval(), letters
     found = complete(*read, odd, response_length=5, seed=trainer.args.seed)
-    assert [ids[:3] for ids in found.ids] == odd and found.texts == [x.text for x in completions]
+    assert [ids[:3] for ids in found.ids] == odd and found.texts == completions.texts
     wanted = score_ids(trainer.reward_model, found.ids, letters.pad_token_id)
-    torch.testing.assert_close(torch.tensor([x.score for x in completions]), wanted)
+    torch.testing.assert_close(torch.tensor(completions.scores), wanted)
     r = trainer.score(trainer.rollout(dict(input_ids=odd)))
     rows = [
         [*p[m].tolist(), *a[k].tolist()]
@@ -723,7 +724,7 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
     wanted = score_ids(trainer.reward_model, rows, other.pad_token_id)
     torch.testing.assert_close(r.raw_scores, wanted)
     found = trainer.evaluator.complete(data)
-    assert [x.prompt for x in found] == [f"user: {x}" for x in "abcdefgh"]
+    assert found.prompts == [f"user: {x}" for x in "abcdefgh"]
     other.chat_template = "{{ tools[0].name if tools }}" + CHATML
     of_tools = [[dict(name="late" if i % 2 else "no")] for i in range(len(data))]
     with_tools = data.add_column("tools", [json.dumps(x) for x in of_tools])
@@ -735,10 +736,10 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
     wanted = score_ids(trainer.reward_model, answers, other.pad_token_id)
     torch.testing.assert_close(r.raw_scores, wanted)
     found = trainer.evaluator.complete(with_tools)
-    given = data["prompt"][:], [x.text for x in found]
-    how = dict(stopped=[x.stopped for x in found], settings=[dict(tools=x) for x in of_tools])
+    given = data["prompt"][:], found.texts
+    how = dict(stopped=found.stopped, settings=[dict(tools=x) for x in of_tools])
     wanted = score_texts(trainer.reward_model, other, *given, **how)
-    torch.testing.assert_close(torch.tensor([x.score for x in found]), wanted)
+    torch.testing.assert_close(torch.tensor(found.scores), wanted)
     other.chat_template = None
     with pytest.raises(ValueError, match="a prompt for the reward model is a conversation"):
         ppo(scorer(other), data=data, parts=parts)

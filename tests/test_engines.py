@@ -39,13 +39,13 @@ from rlhf_nb.engines import (
     request,
     vllm_module,
 )
-from rlhf_nb.evaluate import complete
 from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.losses import policy_loss, value_loss
 from rlhf_nb.masks import left_pad
 from rlhf_nb.models import tiny_policy
 from rlhf_nb.rollout import Sampling, sample
 from rlhf_nb.sampling import importance_weights, mismatch
+from rlhf_nb.training.completions import complete
 
 SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=32)
 PROMPTS = [[2, 3, 4], [5], [6, 7, 8, 9], [2, 2]]

@@ -10,9 +10,10 @@ from ppo_fixtures import PROMPTS, SIZES, likes_c
 from rlhf_nb.cli import main
 from rlhf_nb.cli.plan import plan_of
 from rlhf_nb.cli.ppo import ppo_command, ppo_parser
+from rlhf_nb.judges import Answers, Ensemble, Judges, group_centers, load_judge
 from rlhf_nb.models import scorer_from, tiny_policy
-from rlhf_nb.reward import Ensemble, Judges, group_centers, load_judge, score_texts
 from rlhf_nb.rollout import Rollout
+from rlhf_nb.scoring import score_texts
 from rlhf_nb.trainer import PPOConfig
 
 ANSWERS = ["a", "cc", "dab", "e"] * 6
@@ -120,7 +121,9 @@ def test_a_known_answer_is_a_centre(ppo, members, letters):
     wanted = by_numpy(some(r, *NAMES), "mean_minus_variance", 0.3, np.array(known))
     np.testing.assert_allclose(r.raw_scores.numpy(), wanted, atol=1e-5)
     texts, stops = ["ca", "b", "", "ddd"] * 2, [True, False] * 4
-    found = trainer.judges.of_texts(PROMPTS[:8], texts, stops, dict(answer=ANSWERS[:8]), letters)
+    found = trainer.judges.score_answers(
+        Answers(PROMPTS[:8], texts, stops, dict(answer=ANSWERS[:8])), letters
+    )
     scores = [score_texts(m, letters, PROMPTS[:8], texts, stopped=stops).numpy() for m in members]
     wanted = by_numpy(np.array(scores), "mean_minus_variance", 0.3, np.array(known))
     np.testing.assert_allclose(found.numpy(), wanted, atol=1e-5)
@@ -133,7 +136,7 @@ def parts() -> dict:
 # catches: a minimum over members that nothing has centred, where evaluation has one response only
 def test_without_a_group_evaluation_takes_the_mean(members, letters):
     judges = Judges(members, ensemble=Ensemble("min", center="group", group=4))
-    found = judges.of_texts(PROMPTS[:4], ["a", "b", "c", "d"], [True] * 4, {}, letters)
+    found = judges.score_answers(Answers(PROMPTS[:4], ["a", "b", "c", "d"], [True] * 4), letters)
     scores = [score_texts(m, letters, PROMPTS[:4], ["a", "b", "c", "d"]) for m in members]
     torch.testing.assert_close(found, torch.stack(scores).mean(0))
 

@@ -17,32 +17,24 @@ import pandas as pd
 import pytest
 import torch
 
-from rlhf_nb.evaluate import (
-    Completions,
-    EndpointJudge,
-    GoldPairJudge,
-    RewardModelJudge,
-    best_of_n_kl,
-    best_of_n_reward,
-    bootstrap_interval,
-    distinct_n,
-    frontier,
-    hacking_alarms,
-    judge_completions,
-    judge_pairs,
-    outcomes,
-    paired_interval,
-    parse_verdict,
-    repetition,
-    response_kl,
-    text_statistics,
-    wilson_interval,
-    win_rate_interval,
-)
+from rlhf_nb.evaluate import bootstrap_interval, outcomes, paired_interval, win_rate_interval
+from rlhf_nb.frontier import best_of_n_kl, best_of_n_reward, frontier, response_kl
+from rlhf_nb.judging import GoldPairJudge, RewardModelJudge, judge_completions, judge_pairs
 from rlhf_nb.tldr import gold_judge, win_rate, write_summary
+from rlhf_nb.training.alarms import hacking_alarms
+from rlhf_nb.training.completions import Completions
+from rlhf_nb.training.endpoint_judge import EndpointJudge, parse_verdict
+from rlhf_nb.training.text_statistics import distinct_n, repetition, text_statistics
 from rlhf_nb.ui.plots import plot_frontier
 
 # ---- Intervals ----
+
+
+def wilson(wins, ties, losses):
+    n = wins + ties + losses
+    rate, share = (wins + ties / 2) / n, 1 + 1.96**2 / n
+    middle, half = rate + 1.96**2 / (2 * n), 1.96 * math.sqrt(rate * (1 - rate) / n + 0.9604 / n**2)
+    return (middle - half) / share, (middle + half) / share
 
 
 # catches: a score interval that is not Wilson's without ties, sides exchanged, a variance that
@@ -52,7 +44,7 @@ from rlhf_nb.ui.plots import plot_frontier
 )
 def test_without_ties_it_is_wilson(wins, losses):
     found = win_rate_interval(wins, 0, losses)
-    assert found == pytest.approx(wilson_interval(wins / (wins + losses), wins + losses), abs=1e-9)
+    assert found == pytest.approx(wilson(wins, 0, losses), abs=1e-9)
     assert found == pytest.approx(
         [1 - x for x in win_rate_interval(losses, 0, wins)][::-1], abs=1e-9
     )
@@ -65,7 +57,7 @@ def test_ties_narrow_the_interval_and_never_to_nothing():
             continue
         low, high = win_rate_interval(wins, ties, losses)
         assert 0 <= low <= (wins + ties / 2) / n <= high <= 1 and high - low > 0.04
-        wide = wilson_interval((wins + ties / 2) / n, n)
+        wide = wilson(wins, ties, losses)
         assert high - low <= wide[1] - wide[0] + 1e-9
     for bad in ((0, 0, 0), (-1, 2, 3)):
         with pytest.raises(ValueError, match="at least one judging"):
@@ -352,7 +344,7 @@ def test_bad_judgings_are_refused(judge, ours, columns, said):
 # catches: the lower score wins, a stop token that is always added, NaN that counts as a tie
 def test_reward_model_judge(world, tokenizer, tiny):
     from rlhf_nb.models import scorer_from
-    from rlhf_nb.reward import score_texts
+    from rlhf_nb.scoring import score_texts
 
     model, posts = scorer_from(tiny(0)), world["test"].select(range(12))
     a, b = list(posts["completion"]), [" my dog"] * 12

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -16,6 +17,7 @@ from rlhf_nb.forward import Forward, PolicyAndValue
 from rlhf_nb.masks import left_pad
 from rlhf_nb.models import ValueHead, load_policy
 from rlhf_nb.rollout import Rollout, Sampling, has_cache, sample
+from rlhf_nb.sft import SFTConfig, SFTTrainer
 
 V, T = 40, 6
 LENGTHS = (3, 9, 1, 14)  # of the prompts; windows and blocks below are 4 to 8 tokens
@@ -347,6 +349,20 @@ def test_the_ratio_is_one_before_the_first_step(ppo, family, bf16):
 def test_a_body_that_cannot_be_had_gets_no_value_head(family):
     with pytest.raises(ValueError, match="leave share_value_trunk out"):
         ValueHead(tiny(family))
+
+
+# catches: a family whose own forward is not the one that fine-tuning calls, a part that never learns
+@pytest.mark.weekly
+@pytest.mark.parametrize(
+    "family", "cohere2 falcon_mamba glm4_moe gpt_oss lfm2 nemotron_h olmo3 qwen2 qwen3_moe".split()
+)
+def test_fine_tuning_reaches_every_part(family, letters, small_args):
+    model = tiny(family)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    rows = Dataset.from_dict(dict(input_ids=torch.randint(2, 12, (24, 9)).tolist()))
+    args = small_args(SFTConfig, max_steps=3, learning_rate=1e-2)
+    SFTTrainer(model, args, rows, processing_class=letters).train()
+    assert not [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
 
 
 def test_the_list_is_whole():

@@ -88,16 +88,9 @@ def test_rewards_of_trl_that_no_name_tells():
     for given, wanted in (("good", [1.0]), ("good+long", [10.0])):
         assert rollout(rows, columns=dict(scores=given)).scores.tolist() == wanted
     assert rollout(rows, columns=dict(step="")).info["update"] == 0
-    row = dict(step=1, prompt="p", completion="c", accuracy=1.0, format_reward=0.5, advantage=0.1)
-    told = "Not in the score: 'accuracy'. To add all: --columns scores=accuracy+format_reward"
-    r = rollout([row])
-    assert r.scores.tolist() == [0.5] and told in r.info["notes"]
-    whole = rollout([row], columns=parse_columns([told.split("--columns ")[1]]))
-    assert whole.scores.tolist() == [1.5] and "Not in the score" not in notes(whole)
-    r = rollout([dict(step=1, prompt="p", completion="c", right=1.0) | {"good form": 0.5}])
-    assert r.scores is None and "Not in the score: 'right', 'good form'" in notes(r)
-    assert "--columns 'scores=right+good form'" in notes(r)  # as a shell takes it
-    assert "score:" not in notes(rollout([dict(prompt="p", completion="c", right=1.0)]))
+    r = rollout([dict(step=1, prompt="p", completion="c", accuracy=1.0, format_reward=0.5)])
+    assert r.scores.tolist() == [0.5] and "scores from 'format_reward'" in notes(r)
+    assert r.columns == dict(accuracy=[1.0])  # what is not in the score is beside the prompt
 
 
 def test_tables_of_ppo_and_openrlhf(tmp_path):

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from rlhf_nb import gains
-from rlhf_nb.base.intervals import t_quantile
 from rlhf_nb.evaluate import paired_interval
+from rlhf_nb.gains import t_quantile
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 sys.path.insert(0, str(RESULTS.parent))

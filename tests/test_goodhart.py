@@ -4,6 +4,7 @@ values, its measures, and its command on a tiny size."""
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import goodhart
 
-from rlhf_nb.evaluate import best_of_n_kl
+from rlhf_nb.frontier import best_of_n_kl
 
 FOUR = np.array([0.4, 0.3, 0.2, 0.1])
 
@@ -85,7 +86,7 @@ def test_averaged_weights():
 # catches: a command that stops half-way, that makes finished jobs again, or keeps no figures
 @pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch, capsys):
-    done, real = [], goodhart.subprocess.run
+    done, real = [], subprocess.run
 
     def here(command, **options):  # each job in this process: a new one takes seconds to import
         if command[0] != sys.executable:  # git is asked for the commit
@@ -96,7 +97,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         return SimpleNamespace(returncode=0)
 
     threads = torch.get_num_threads()
-    monkeypatch.setattr(goodhart.subprocess, "run", here)
+    monkeypatch.setattr(subprocess, "run", here)
     words = ["goodhart", "--size", "tiny", "--seeds", "3", "--runs", str(tmp_path / "runs")]
     for _ in range(2):
         monkeypatch.setattr(sys, "argv", [*words, "--output", str(tmp_path / "kept.json")])

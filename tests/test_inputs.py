@@ -7,7 +7,7 @@ from ppo_fixtures import PROMPTS, SIZES
 from small_runs import RUN
 
 from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
-from rlhf_nb.reward import score_texts
+from rlhf_nb.scoring import score_texts
 from rlhf_nb.trainer import PPOConfig, PPOTrainer, collate_prompts
 from rlhf_nb.training.prompts import as_batch
 
@@ -126,19 +126,6 @@ def test_a_model_beside_a_function(ppo, letters):
         "eval_length",
         "eval_stopped",
     }
-
-
-@pytest.mark.parametrize(
-    "reward, weights, named",
-    [
-        ([], None, "empty list"),
-        ([count_c], [1.0, 2.0], "there are 1 judges"),
-        ([count_c, brevity], [1.0, float("nan")], "finite"),
-    ],
-)
-def test_bad_judges_are_named(ppo, reward, weights, named):
-    with pytest.raises(ValueError, match=named):
-        ppo(reward, settings=dict(reward_weights=weights))
 
 
 # catches: a value model that is one of several judges: a frozen one that learns nothing, or a judge

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_nb.ui.explore import Explorer, pack
+from rlhf_nb.ui.explore import Explorer
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 from collect import Project, missing_explorers
-from explorers import stale
 
 SITE = Project(ROOT)
 COURSE = ("01", "02", "05", "08", "09", "10", "11")  # of the course, all have an explorer
@@ -51,50 +50,9 @@ def test_what_is_kept_is_what_the_pages_draw():
     assert done.returncode == 0, done.stderr[-6000:]
 
 
-@pytest.mark.slow
-def test_a_page_that_fails_makes_the_check_fail():
-    "catches: a check of several pages that forgets one that fails, or fails without its name"
-    command = [sys.executable, ROOT / "docs" / "explorers.py", "--check", "no_page", "02_masks"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1 and "KeyError: 'no_page'" in done.stderr
-
-
 def made(draw=lambda lam, kind: f"<p>{lam:.2f} {kind}</p>", **given) -> Explorer:
     settings = dict(title="Frame", presets=dict(none=dict(lam=0.0))) | given
     return Explorer(draw, lam=(0.0, 1.0, 0.5), kind=["k1", "k2"], **settings)
-
-
-@pytest.mark.parametrize(
-    "changed, told",
-    [
-        (made(), ""),
-        (made(lambda lam, kind: f"<p>{lam:.2f} {kind} now</p>"), "is drawn otherwise"),
-        (made(lambda lam, kind: f"<p>{lam * (kind == 'k1'):.2f} {kind}</p>"), "is drawn otherwise"),
-        (made(title="Another"), "title is another"),
-        (made(presets={}), "presets is another"),
-        (made(stops=dict(lam=[0.0, 1.0])), "dials is another"),
-    ],
-)
-def test_a_stale_grid_is_found(changed, told):
-    "catches: a check that compares nothing, or the start alone"
-    kept = dict(made().grid(), cell="a")
-    found = stale(kept, changed)
-    assert bool(found) == bool(told) and told in "".join(found)
-
-
-def test_a_picture_of_another_run_of_the_same_is_not_stale():
-    "catches: a check that fails on each new processor; one that then lets everything pass"
-
-    def drawn(line: int, word: str = "", colour: str = "red") -> Explorer:
-        path = f"<path d=%22M {line}%22 style=%22stroke: {colour}%22>"
-        return made(lambda lam, kind: f'<img alt="{kind}{word}" src="{path}">')
-
-    kept = dict(drawn(1).grid(), cell="a")
-    assert stale(kept, drawn(2)) and not stale(kept, drawn(2), trained=True)
-    assert stale(kept, drawn(2, " now"), trained=True)
-    assert stale(kept, drawn(2, colour="blue"), trained=True)
-    assert stale(kept, made(lambda lam, kind: "<p>no picture</p>"), trained=True)
-    assert stale(dict(made().grid(), cell="a"), made(lambda lam, kind: "<p>b</p>"), trained=True)
 
 
 def page(folder: Path, *cells: str) -> Project:
@@ -107,17 +65,3 @@ def page(folder: Path, *cells: str) -> Project:
     ]
     (folder / "nbs" / "10_page.ipynb").write_text(json.dumps(dict(cells=made, metadata={})))
     return Project(folder)
-
-
-def test_a_grid_that_is_missing_or_left_over_is_found(tmp_path):
-    "catches: a page of the site whose explorer is dead, or moved by the states of another cell"
-    framed = 'Explorer(\n    render,\n    title="Frame",\n)'
-    project = page(tmp_path, framed, "Explorer(render, x=(0, 1, 0))", "title = 1")
-    assert project.explorer_pages == ["10_page"]
-    (told,) = missing_explorers(project, "10_page")
-    assert "cell c0 is not drawn: run `python docs/explorers.py 10_page`" in told
-    path = project.explorer_file("10_page")
-    path.parent.mkdir(parents=True)
-    path.write_bytes(pack([dict(cell="c0"), dict(cell="c2")]))
-    (told,) = missing_explorers(project, "10_page")
-    assert "no explorer in cell c2 any more" in told

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -333,19 +330,16 @@ def test_fine_tuning_makes_logits_of_the_completion_alone(texts, small_args):
     ]  # three words and the stop token, and the one after it, which nobody counts
 
 
-def reward_losses(texts, small_args, kind=RewardTrainer) -> tuple[list, list]:
+def reward_losses(texts, small_args) -> tuple[list, list]:
     tokenizer, prompts, chosen = texts
     data = Dataset.from_dict(dict(prompt=prompts, chosen=chosen, rejected=chosen[3:] + chosen[:3]))
     args = small_args(RewardConfig, per_device_train_batch_size=8)
-    trainer = kind(scorer_from(tiny_policy(tokenizer, 0)), args, data, processing_class=tokenizer)
-    batch, found, module = (
-        next(iter(trainer.get_train_dataloader())),
-        [],
-        sys.modules[kind.__module__],
-    )
-    for read in (lambda *_: nullcontext(), module.read_at):
+    scorer = scorer_from(tiny_policy(tokenizer, 0))
+    trainer = RewardTrainer(scorer, args, data, processing_class=tokenizer)
+    batch, found = next(iter(trainer.get_train_dataloader())), []
+    for read in (lambda *_: nullcontext(), rlhf_nb.reward.read_at):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "read_at", read)
+            patch.setattr(rlhf_nb.reward, "read_at", read)
             found.append(gradients(trainer.compute_loss(trainer.model, dict(batch)), trainer.model))
     return tuple(found)
 
@@ -368,73 +362,6 @@ def test_a_classifier_that_reads_elsewhere_is_left_alone(monkeypatch):
         with rlhf_nb.reward.reading_last(model, ids, ids != 0):
             pass
     assert read[0].tolist() == [2, 7] and read[1] is None
-
-
-# ---- Wrong programs ----
-
-# where, the passage, and what is wrong instead of it
-WRONG = {
-    "keys too": ("last_layer", '("q_proj", "o_proj",', '("q_proj", "k_proj", "o_proj",'),
-    "the place before": (
-        "last_layer",
-        "args[0].flatten(0, 1).index_select(0, places)",
-        "args[0].flatten(0, 1).index_select(0, (places - 1).clamp(min=0))",
-    ),
-    "put back in order": (
-        "last_layer",
-        "everywhere.index_copy_(0, places, output[0])",
-        "everywhere.index_copy_(0, torch.arange(len(places)), output[0])",
-    ),
-    "checkpointing forgotten": ("last_layer", "if recomputed or dropout", "if dropout"),
-    "dropout forgotten": ("last_layer", "recomputed or dropout or", "recomputed or"),
-    "hooks forgotten": ("last_layer", "dropout or hooked or", "dropout or"),
-    "shards forgotten": ("last_layer", "hooked or in_parts or", "hooked or"),
-    "routers forgotten": ("last_layer", "in_parts or balanced", "sharded"),
-    "any family": ("last_layer", "not in FAMILIES", "is None"),
-    "hooks that stay": (
-        "last_layer",
-        "hooks.callback(part.register_forward_hook(put_back).remove)",
-        "part.register_forward_hook(put_back)",
-    ),
-    "one label less": ("sft", "counted.any(0).nonzero()[0])", "counted.any(0).nonzero()[0]) + 1"),
-    "the token after": ("sft", "pad(counted, (0, 1))", "pad(counted, (1, 0))"),
-    "the token before": ("reward", "places = last + rows", "places = last - 1 + rows"),
-}
-
-
-def wrong_module(name: str, old: str, new: str, monkeypatch) -> object:
-    "A module of the package with one passage changed."
-    plain = sys.modules[f"rlhf_nb.{name}"] if name != "last_layer" else last_layer
-    text = Path(plain.__file__).read_text()
-    assert text.count(old) == 1, (
-        f"{old!r} stands {text.count(old)} times in {name}.py: name the passage anew"
-    )
-    wrong = importlib.util.module_from_spec(
-        importlib.util.spec_from_loader(f"rlhf_nb.wrong_{name}", loader=None)
-    )
-    monkeypatch.setitem(sys.modules, wrong.__name__, wrong)
-    exec(compile(text.replace(old, new), f"wrong_{name}.py", "exec"), wrong.__dict__)
-    return wrong
-
-
-# catches: tests above that would let these pass
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_programs_are_seen(name, texts, small_args, monkeypatch):
-    where, *passage = WRONG[name]
-    wrong = wrong_module(where, *passage, monkeypatch)
-    with pytest.raises((AssertionError, RuntimeError, IndexError)):
-        if where == "last_layer":
-            monkeypatch.setattr(sys.modules[__name__], "last_layer", wrong)
-            test_what_is_read_stays_the_same("llama")
-            test_not_under_checkpointing("llama")
-            test_not_where_it_would_show()
-            test_other_families_are_left_alone("cohere2")
-            test_routers_that_are_read_see_every_position()
-        if where == "sft":
-            monkeypatch.setattr(sys.modules[__name__], "SFTTrainer", wrong.SFTTrainer)
-            test_fine_tuning_has_the_same_gradient(texts, small_args, dict())
-        if where == "reward":
-            assert apart(*reward_losses(texts, small_args, wrong.RewardTrainer)) <= 1e-6
 
 
 # catches: a router that sees fewer positions than there are, so that the loss which balances

@@ -17,14 +17,14 @@ from notebooks import NOTEBOOKS
 from ppo_fixtures import SIZES
 from small_runs import QUIET
 
-from rlhf_nb.evaluate import hacking_alarms
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.alarms import hacking_alarms
 from rlhf_nb.training.metrics import (
+    LOG_NAMES,
     METRICS,
     RANGES,
-    SHORT,
     TABLES,
     Metric,
     healthy,
@@ -168,7 +168,7 @@ def test_training_of_the_reward_model_logs_the_same(reward_logs):
 def test_each_metric_is_whole():
     names = [metric.name for table in TABLES.values() for metric in table]
     assert len(names) == len(METRICS) and len(RANGES) >= 8
-    assert len(SHORT) == sum(len(metric.short) for metric in METRICS.values())
+    assert len(LOG_NAMES) == sum(len(metric.short) for metric in METRICS.values())
     for metric in METRICS.values():
         on_page, drawn = metric.name in ON_PAGE, metric.viewer or metric.report
         assert not on_page or (metric.formula and metric.healthy), metric

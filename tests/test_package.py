@@ -60,7 +60,7 @@ def try_to(load, name):
     try: return load()
     except BaseException as error: failed[name] = repr(error)  # also SystemExit
 
-try_to(lambda: importlib.import_module(package.__name__ + '.cli'), 'cli')
+try_to(lambda: importlib.import_module(package.__name__ + '.cli').main(['--help']), 'cli')
 drawing = 'matplotlib ipywidgets anywidget IPython pandas httpx'.split()
 heavy = [name for name in ('torch', 'transformers', 'datasets', *drawing) if name in sys.modules]
 for name in sys.argv[2:]: importlib.import_module(name)  # whatever these load is not ours
@@ -139,22 +139,6 @@ WRONG = dict(  # a module, and what is seen
     ),
     cli=("import wrong.heavy", ""),
 )
-
-
-def test_a_package_that_needs_them_is_caught(tmp_path):
-    files = {name: line for name, (line, _) in WRONG.items()}
-    files |= {"__init__": "__all__ = ['url', 'nowhere', 'renamed']\nrenamed = print"}
-    files |= {"heavy": "import sys\nsys.modules['torch'] = sys"}
-    files |= {"trainer": "import sys\nsys.modules['pandas'] = sys\nimport wrong.ui", "ui": ""}
-    (tmp_path / "wrong").mkdir()
-    for name, text in files.items():
-        (tmp_path / "wrong" / f"{name}.py").write_text(text)
-    seen = import_alone("wrong", tmp_path)
-    complaints = {f"wrong.{name}": complaint for name, (_, complaint) in WRONG.items() if complaint}
-    assert seen["failed"].keys() == complaints.keys(), seen
-    assert all(complaint in seen["failed"][name] for name, complaint in complaints.items()), seen
-    assert seen["heavy"] == ["torch"] and {"nowhere", "renamed"} <= set(seen["absent"])
-    assert sorted(seen["drawn"]) == ["pandas", "wrong.ui"]
 
 
 # ---- The requirements ----
@@ -247,33 +231,6 @@ def test_every_import_is_asked_for():
     )
 
 
-def test_what_is_brought_along_needs_its_bringer():
-    assert unmet("import numpy, tokenizers, IPython", "transformers>=5") == ["IPython"]
-
-
-@pytest.mark.parametrize(
-    "source, missing",
-    [
-        (
-            "import torch, os\nfrom torch.nn import functional\nfrom .masks import whiten\nfrom "
-            "rlhf_nb.masks import whiten",
-            [],
-        ),
-        ("import yaml, numpy", ["numpy", "yaml"]),
-        ("from sklearn.metrics import f1_score", ["sklearn"]),
-        ("import matplotlib.pyplot as plt", ["matplotlib"]),
-        ("import peft", ["peft"]),
-        ("def f():\n    import peft, vllm", []),
-        ("class A:\n    import peft", ["peft"]),
-        ("def f():\n    import wandb", ["wandb"]),
-        ("try: import wandb\nexcept ImportError: wandb = None", ["wandb"]),
-        ("import vllm", ["vllm"]),
-    ],
-)
-def test_an_import_that_is_not_asked_for_is_caught(source, missing):
-    assert unmet(source, "torch>=2.6", "peft>=0.17") == missing
-
-
 # catches: a folder of plain modules that an installation leaves out
 def test_every_folder_of_modules_is_installed():
     include = ["rlhf_nb", "rlhf_nb.*"]
@@ -324,27 +281,6 @@ def test_constraints_fit_the_requirements():
         )
     )
     assert constraint_problems((ROOT / "constraints.txt").read_text(), asked) == []
-
-
-@pytest.mark.parametrize(
-    "constraints",
-    [
-        "torch==2.5.0",
-        "",
-        "torch==2.6.0+cpu",
-        "torch>=2.6",
-        "torch==2.6.0\n--index-url https://host/simple",
-        "torch==2.6.0\n-e .",
-    ],
-)
-def test_constraints_that_do_not_fit_are_caught(constraints):
-    assert constraint_problems("torch==2.6.0; python_version >= '3.11'", "torch>=2.6") == []
-    assert constraint_problems(constraints, "torch>=2.6")
-
-
-@pytest.mark.parametrize("required", ["torch", "torch>=2.7", "torch>=2.5,<2.6", "numpy>=2"])
-def test_bounds_that_nothing_tests_are_caught(required):
-    assert constraint_problems("torch==2.6.0", required)
 
 
 def test_the_next_major_release_of_transformers_is_refused():

@@ -30,7 +30,7 @@ from rlhf_nb.ui.pictures import (
     reading_picture,
     shares,
 )
-from rlhf_nb.ui.viz import signed
+from rlhf_nb.ui.viz import signed_number
 
 # ---- Pictures of tokens in columns: what is drawn is what the functions of the pages do ----
 
@@ -139,7 +139,7 @@ def test_the_terms_add_up_to_the_advantages(gamma, lam):
     numbers = [
         element.text for element in drawn(gae_picture(GAE_TOKENS, deltas, lam, gamma), "number")
     ]
-    assert numbers == [signed(x) for pair in zip(deltas, sums) for x in pair]
+    assert numbers == [signed_number(x) for pair in zip(deltas, sums) for x in pair]
 
 
 def test_arcs_fade_with_distance_and_are_as_wide_as_the_surprise():

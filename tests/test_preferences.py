@@ -1,5 +1,4 @@
-"""Labelling, its file, the refit and the view of a reward model: what a page cannot show, such as a
-torn line at every byte, or a model that reads both ways."""
+"""Labelling, its file and the refit: what a page cannot show, such as a torn line at every byte."""
 
 from __future__ import annotations
 
@@ -8,8 +7,6 @@ import json
 import math
 import random
 import re
-from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,13 +16,12 @@ from datasets import Dataset, load_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_nb.evaluate import judge_pairs
+from rlhf_nb.judging import judge_pairs
 from rlhf_nb.models import scorer_from
-from rlhf_nb.reward import RewardConfig, RewardTrainer, encode_pairs, score_texts
+from rlhf_nb.reward import RewardConfig, RewardTrainer, encode_pairs
 from rlhf_nb.ui import preference_labels as L
 from rlhf_nb.ui import preferences as P
-from rlhf_nb.ui import reward_scores as S
-from rlhf_nb.ui.html import asset
+from rlhf_nb.ui import refit as R
 from rlhf_nb.ui.preference_labels import (
     Labelling,
     draw_pairs,
@@ -33,12 +29,8 @@ from rlhf_nb.ui.preference_labels import (
     read_labels,
     showings,
 )
-from rlhf_nb.ui.preferences import label_preferences, reward_view
-from rlhf_nb.ui.reward_scores import (
-    is_held_out,
-    refit_reward_model,
-    score_pairs,
-)
+from rlhf_nb.ui.preferences import label_preferences
+from rlhf_nb.ui.refit import is_held_out, refit_reward_model
 
 ROWS = [dict(prompt=f"post {i}", answer_1=f"one {i}", answer_2=f"two {i}") for i in range(20)]
 HOSTILE = '<script>alert(1)</script><img src=x onerror=alert(2)>"\u202e'
@@ -94,13 +86,6 @@ def test_showings(n, every, seed, more):
             continue
         first = [i for i, s in enumerate(order[:place]) if s.pair == one.pair]
         assert len(first) == 1 and place - first[0] > 3 and order[first[0]].left == 1 - one.left
-
-
-# catches: a side that one seed fixes for every pair, and a seed without effect
-def test_sides_are_drawn():
-    left = [s.left for s in showings(400, 0, 0)]
-    assert 150 < sum(left) < 250 and left != [s.left for s in showings(400, 0, 1)]
-    assert 30 < sum(a != b for a, b in pairwise(left)) < 270
 
 
 # ---- The file ----
@@ -206,7 +191,7 @@ def test_a_file_of_other_pairs_is_refused(tmp_path, change):
 # repeat or a tie that is trained on, an undo that is not
 def test_what_training_gets(tmp_path):
     work, rng = Labelling(ROWS, tmp_path / "a.jsonl", seed=3), random.Random(0)
-    likes_two = lambda: "2" if work.shown()[1][1].startswith("two") else "1"
+    likes_two = lambda: "2" if work.answers()[1][1].startswith("two") else "1"
     while work.showing:
         if rng.random() < 0.4:
             work.choose(rng.choice("12"))
@@ -303,7 +288,7 @@ def test_a_person_as_a_judge(tmp_path):
     assert 8 < sum(one.left for one in work.order if not one.again) < 32
     while len(work.labels.fresh) < 30:
         pair, again = work.showing.pair, work.showing.again
-        ours = "1" if work.shown()[1][0].startswith("o") else "2"
+        ours = "1" if work.answers()[1][0].startswith("o") else "2"
         work.choose("1" if again else "0" if pair % 3 == 0 else ours)
     prompts, pairs = [row["prompt"] for row in rows], [(f"o{i}", f"t{i}") for i in range(40)]
     for both in (True, False):
@@ -456,7 +441,7 @@ def test_held_out_labels_are_never_trained_on(tmp_path, labels, tokenizer, tiny,
             seen.extend(train_dataset["pair"])
             super().__init__(model, args, train_dataset, **more)
 
-    monkeypatch.setattr(S, "RewardTrainer", Watching)
+    monkeypatch.setattr(R, "RewardTrainer", Watching)
     found = refit_reward_model(labels, tiny(), tokenizer, args(tmp_path, num_train_epochs=1))
     held = found.table[found.table.held_out]
     assert sorted([*seen, *held.pair]) == list(range(40)) and found.right()[1] == len(held) > 3
@@ -503,16 +488,16 @@ def test_disagreements_come_most_confident_first():
             held_out=[True, True, False, True, False],
         )
     )
-    found = P.Refit(None, table, 1.0)
+    found = R.Refit(None, table, 1.0)
     assert found.disagreements().pair.tolist() == [2, 0, 4] and math.isclose(
         found.disagreements().sure.iloc[0], 1 / (1 + math.exp(-3))
     )
     assert (
         found.right() == (1, 3)
         and "not to be told from a coin" in found.verdict()
-        and "<script" not in P.render_refit(found)
+        and "<script" not in R.render_refit(found)
     )
-    sure = P.Refit(
+    sure = R.Refit(
         None,
         pd.DataFrame(dict(pair=range(20), chosen="a", rejected="b", margin=1.0, held_out=True)),
         1.0,
@@ -538,7 +523,7 @@ def test_refits_come_by_themselves(tmp_path):
     def refit():
         clock.now += 100
         calls.append(len(desk.work.rows))
-        return P.Refit(
+        return R.Refit(
             None,
             pd.DataFrame(dict(pair=[0], chosen="a", rejected="b", margin=[1.0], held_out=[True])),
             1.0,
@@ -551,220 +536,6 @@ def test_refits_come_by_themselves(tmp_path):
         clock.now += 2
         desk.press("1")
     assert calls == [9, 18] and {row["seconds"] for row in desk.work.rows} == {2}
-
-
-# ---- The view of a reward model ----
-
-
-@pytest.fixture(scope="module")
-def judge(letters):
-    from rlhf_nb.models import tiny_policy
-
-    return scorer_from(
-        tiny_policy(letters, 1, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    )
-
-
-PAIRS = [
-    dict(prompt="abc", chosen="de", rejected="fgh"),
-    dict(prompt="a", chosen="jjjj", rejected="b"),
-    dict(prompt="abcd", chosen="ea", rejected="ef"),
-]
-
-
-# catches: a running score that sees what comes later, padding that counts, and a last number that
-# is not the score
-def test_a_running_score_is_the_score_of_what_is_there(letters, judge):
-    for one, row in zip(score_pairs(judge, letters, Dataset.from_list(PAIRS)), PAIRS):
-        for which, name in enumerate(("chosen", "rejected")):
-            whole = letters(row["prompt"] + row[name], add_special_tokens=False)["input_ids"] + [
-                letters.eos_token_id
-            ]
-            skip = len(whole) - len(one.tokens[which])
-            for t, running in enumerate(one.scores[which]):
-                with torch.no_grad():
-                    alone = judge.eval()(
-                        input_ids=torch.tensor([whole[: skip + t + 1]])
-                    ).logits.item()
-                assert math.isclose(running, alone, abs_tol=1e-5)
-            assert one.tokens[which][-1] == "<eos>"
-            assert math.isclose(
-                one.scores[which][-1],
-                score_texts(judge, letters, [row["prompt"]], [row[name]]).item(),
-                abs_tol=1e-5,
-            )
-            assert math.isclose(
-                (one.start or 0) + sum(one.changes(which)), one.scores[which][-1], abs_tol=1e-5
-            )
-
-
-# catches: a centre that the view forgets, and a form of pairs that RewardTrainer takes and the view
-# does not
-def test_every_form_of_pairs_and_the_centre(letters, judge, tmp_path):
-    data = Dataset.from_list(PAIRS)
-    margins = [one.margin for one in score_pairs(judge, letters, data)]
-    ids = encode_pairs(data, letters)
-    whole = Dataset.from_list(
-        [
-            dict(chosen=r["prompt"] + r["chosen"], rejected=r["prompt"] + r["rejected"])
-            for r in PAIRS
-        ]
-    )
-    chatty = copy.deepcopy(letters)
-    chatty.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    turn = lambda role, text: [dict(role=role, content=text)]
-    chat = Dataset.from_list(
-        [
-            dict(
-                prompt=turn("user", r["prompt"]),
-                **{k: turn("assistant", r[k]) for k in ("chosen", "rejected")},
-            )
-            for r in PAIRS
-        ]
-    )
-    for tokenizer, form in ((letters, ids), (letters, whole), (chatty, chat)):
-        assert [one.margin for one in score_pairs(judge, tokenizer, form)] == pytest.approx(
-            margins, abs=1e-5
-        )
-    moved = copy.deepcopy(judge)
-    moved.config.reward_center = 5.0
-    assert score_pairs(moved, letters, data)[0].scores[0][-1] == pytest.approx(
-        score_pairs(judge, letters, data)[0].scores[0][-1] - 5, abs=1e-4
-    )
-    judge.save_pretrained(tmp_path / "m")
-    assert [one.margin for one in score_pairs(str(tmp_path / "m"), letters, data)] == pytest.approx(
-        margins, abs=1e-5
-    )
-
-
-# catches: a policy, a head of two numbers, a layer, or a model that reads both ways, each of which
-# would show numbers that mean nothing
-def test_other_models_are_refused(letters, judge, tiny):
-    from transformers import BertConfig, BertForSequenceClassification
-
-    from rlhf_nb.models import tiny_policy
-
-    data = Dataset.from_list(PAIRS)
-    torch.manual_seed(0)
-    sizes = dict(
-        vocab_size=len(letters),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        pad_token_id=0,
-    )
-    for model, said in (
-        (tiny_policy(letters), "is no reward model"),
-        (torch.nn.Linear(2, 1), "Linear"),
-        (BertForSequenceClassification(BertConfig(**sizes, num_labels=1)), "reads both ways"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            reward_view(model, letters, data)
-    with pytest.raises(ValueError, match="0 pairs"):
-        reward_view(judge, letters, data.select([]))
-    with pytest.raises(ValueError, match="rejected"):
-        reward_view(judge, letters, data.remove_columns("rejected"))
-
-
-# catches: a model that stays in evaluation, or is trained a little, by being looked at
-def test_looking_changes_nothing(letters, judge):
-    judge.train()
-    before = copy.deepcopy(judge.state_dict())
-    reward_view(judge, letters, Dataset.from_list(PAIRS))
-    assert judge.training and all(
-        torch.equal(before[name], x) for name, x in judge.state_dict().items()
-    )
-
-
-# catches: another order than worst first, a place or a signal that the view does not follow, a view
-# that is changed in place
-def test_the_looks_of_the_view(letters, judge):
-    seen = reward_view(judge, letters, Dataset.from_list(PAIRS))
-    margins = [one.margin for one in seen.pairs]
-    assert margins == sorted(margins) and len(margins) == 3
-    for place, signal in ((1, "running score"), (3, "change"), (9, "change")):
-        look = seen.at(place, signal)
-        assert look == P.render_pairs(seen.pairs, place, signal) and look.pairs == seen.pairs
-        one = seen.pairs[min(place, 3) - 1]
-        assert f"Pair {one.number} ·" in look and look.signal == signal
-    assert seen.signal == "running score" and f"Pair {seen.pairs[0].number} ·" in seen
-    with pytest.raises(ValueError, match="signal is 'best': give one of running score"):
-        seen.at(signal="best")
-    odd = P.ScoredPair(9, "post", (["a"], ["b"]), ([math.nan], [1.0]), None)
-    assert S.worst_first([odd, *seen.pairs])[-1] is odd
-
-
-# catches: words that run together, a tint of the other sign, a scale for each answer, a number that
-# is nowhere to be read
-def test_a_pair_is_text_with_a_tint_and_its_numbers():
-    scores = [0.5, 2.0], [-1.0, -4.0]
-    one = P.ScoredPair(
-        3, "post", (["good", "cat"], ["bad", "cat"]), scores, 0.0, ("good cat", "bad cat")
-    )
-    shown = str(P.render_pair(one))
-    spans = re.findall(
-        r'<span class="(\w+) tint-(\d)" title="running score ([^"]+)">([^<]*)', shown
-    )
-    assert [(side, int(step), float(x)) for side, step, x, _ in spans] == [
-        ("up", 1, 0.5),
-        ("up", 4, 2.0),
-        ("down", 2, -1.0),
-        ("down", 8, -4.0),
-    ]
-    assert [text for *_, text in spans] == ["good", " cat", "bad", " cat"]
-    rows = re.findall(
-        r"<tr><th[^>]*><bdi>cat</bdi></th><td><bdi>(.*?)</bdi></td><td><bdi>(.*?)<", shown
-    )
-    assert rows == [("+2.00", "+1.50"), ("−4.00", "−3.00")] and "full colour at 4.00" in shown
-    assert S.pair_record(one)["text"] == "good cat↵\nbad cat"  # in which the page finds words
-
-
-# catches: a part that grows widgets, and with them what cannot be tested without a browser
-@pytest.mark.parametrize("part", [L, S])
-def test_only_the_desk_has_widgets(part):
-    source = Path(part.__file__).read_text()
-    assert "ipywidgets" not in source and "rlhf_nb.ui.explore" not in source
-    assert "ipywidgets" in Path(P.__file__).read_text()
-
-
-# catches: a file with a network in it, with texts that end its script, or whose policy lets another
-# script run
-def test_the_file_is_whole_and_safe(tmp_path, letters, judge):
-    text = "</script><script>alert(1)</script>"
-    seen = reward_view(judge, letters, Dataset.from_list(PAIRS))
-    seen.pairs = [
-        P.ScoredPair(0, text, ([text, HOSTILE], ["b"]), ([1.0, math.nan], [math.inf]), None),
-        *seen.pairs,
-    ]
-    page = seen.save_html(tmp_path / "v.html").read_text(encoding="utf-8")
-    assert (
-        page.count("<script") == 2
-        and page.count("</script") == 2
-        and "<img" not in page
-        and "\u202e" not in page
-    )
-    page = page.replace("http://www.w3.org/2000/svg", "")  # a name, which nobody asks for
-    assert not re.search(r"https?://|src=[\"'](?!x)", page) and "default-src 'none'" in page
-    assert not list(tmp_path.glob("*.partial"))
-
-
-# catches: a page that is white in the dark, colours beside those of the theme, numbers that are
-# rounded before anybody can ask for them
-def test_the_file_is_drawn_as_the_other_views_are(tmp_path, letters, judge):
-    seen = reward_view(judge, letters, Dataset.from_list(PAIRS))
-    page = seen.save_html(tmp_path / "v.html").read_text(encoding="utf-8")
-    style = re.search(r"<style>(.*?)</style>", page, re.S)[1]
-    sheets = ("theme.css", "reader.css", "sheet.css", "tints.css")
-    assert all(asset(name) in style for name in sheets) and '<body class="rlhf">' in page
-    first = seen.pairs[0]
-    told = S.pair_record(first)["rows"][0]["running score"].split()
-    assert [float(x) for x in told] == pytest.approx(first.scores[0], rel=1e-6)
-
-
-def test_shares_are_written_as_everywhere():
-    assert L.share_sentence(26, 40) == "26 of 40 (65 %; 95 % interval 50 % to 78 %)"
-    assert L.share_sentence(0, 0) == "none yet"
 
 
 # catches: pairs that cannot be labelled: equal, empty, or cut off before their end

@@ -21,7 +21,7 @@ from rich.console import Console
 import rlhf_nb
 from rlhf_nb.cli import main
 from rlhf_nb.diagnose.checks import Check, Checks, Finding, Rung, climb, not_here
-from rlhf_nb.diagnose.preflight import LADDER, Price, checked_pairs, preflight
+from rlhf_nb.diagnose.preflight import LADDER, Price, check_pairs, preflight
 from rlhf_nb.diagnose.rungs_update import wanted_token
 from rlhf_nb.diagnose.subject import Subject, text_in
 from rlhf_nb.engines import CachedEngine
@@ -235,26 +235,20 @@ def test_pairs_in_the_wrong_order_are_reported(ppo):
     assert not wrong.passed and "0 of 4 pairs" in wrong["rewards: pairs"].measured
 
 
-# catches: an error of somebody's reward that ends the program
-def test_a_reward_that_breaks_on_an_empty_answer_is_a_failed_check(ppo):
-    def divides(prompts, responses, **columns):
-        return [x.count("c") / len(x) for x in responses]
-
-    done = preflight(ppo(divides), rungs=rungs("rewards: odd"), quiet=True)
-    assert not done.passed and "ZeroDivisionError" in done["rewards: odd answers"].measured
-
-
-# catches: a score that depends on the batch
-def test_a_reward_that_looks_at_its_neighbours_is_reported(ppo):
-    def ranks(prompts, responses, **columns):
-        return [float(sum(len(x) > len(y) for y in responses)) for x in responses]
-
-    assert not preflight(ppo(ranks), rungs=rungs("rewards: judges"), quiet=True).passed
-
-
-def test_a_reward_that_is_always_the_same_is_reported(ppo):
-    done = preflight(ppo(lambda p, r, **c: [1.0] * len(r)), rungs=rungs("rewards: spread"))
-    assert not done.passed
+# catches: an error of somebody's reward that ends the program, a score that depends on the batch,
+# a reward that is always the same
+@pytest.mark.parametrize(
+    "reward, name, said",
+    [
+        (lambda p, r, **c: [x.count("c") / len(x) for x in r], "odd answers", "ZeroDivisionError"),
+        (lambda p, r, **c: [float(sum(len(x) > len(y) for y in r)) for x in r], "judges", "apart"),
+        (lambda p, r, **c: [1.0] * len(r), "spread", ""),
+    ],
+    ids=["breaks on an empty answer", "looks at its neighbours", "always the same"],
+)
+def test_a_reward_with_a_fault_is_reported(reward, name, said, ppo):
+    done = preflight(ppo(reward), rungs=rungs(f"rewards: {name}"), quiet=True)
+    assert not done.passed and said in done[f"rewards: {name}"].measured
 
 
 # catches: an error in the first rollout, where the price is measured, that leaves nothing to read
@@ -358,12 +352,12 @@ def test_a_trainer_without_prompts_is_refused(ppo):
 )
 def test_pairs_with_other_columns_are_refused(given, said):
     with pytest.raises(ValueError, match=said):
-        checked_pairs(given)
+        check_pairs(given)
 
 
 def test_the_prompt_of_a_pair_may_be_a_conversation():
     row = dict(prompt=[dict(role="user", content="a")], chosen="b", rejected="c")
-    assert checked_pairs([row]) == [row]
+    assert check_pairs([row]) == [row]
 
 
 @pytest.fixture

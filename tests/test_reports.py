@@ -114,40 +114,6 @@ def test_wandb_offline_gets_metrics_and_tables(tmp_path):
         assert name in stored or name.split(b"/", 1)[1] in stored
 
 
-# catches: a table handed over in a form that the library does not take
-def test_comet_offline_gets_metrics_and_tables(tmp_path):
-    pytest.importorskip(
-        "comet_ml",
-        reason="comet_ml is not in the development set: it slows every import of transformers",
-    )
-    import zipfile
-
-    report(
-        tmp_path,
-        "comet_ml",
-        COMET_START_ONLINE="false",
-        COMET_OFFLINE_DIRECTORY=str(tmp_path / "comet"),
-        COMET_API_KEY="none",
-        COMET_LOGGING_CONSOLE="ERROR",
-    )
-    archive = zipfile.ZipFile(next((tmp_path / "comet").glob("*.zip")))
-    content = b"".join(archive.read(name) for name in archive.namelist())
-    assert b"completions-00003.csv" in content and b"objective/scores" in content
-
-
-def test_trackio_gets_metrics_and_tables(tmp_path):
-    pytest.importorskip(
-        "trackio",
-        reason="trackio is not in the development set: its requirements exclude tested versions "
-        "of others",
-    )
-    report(tmp_path, "trackio", TRACKIO_DIR=str(tmp_path / "trackio"), HF_HOME=str(tmp_path / "hf"))
-    content = b"".join(
-        path.read_bytes() for path in (tmp_path / "trackio").rglob("*") if path.is_file()
-    )
-    assert b"objective/scores" in content and b"trackio.table" in content
-
-
 # catches: a sink that is called before it has begun, or in another process than the first
 def test_an_evaluation_before_the_training_reports_too(ppo, tmp_path):
     pytest.importorskip("tensorboard")

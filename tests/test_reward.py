@@ -18,23 +18,16 @@ from ppo_fixtures import BEST, check_adapter, check_best, check_damaged
 from transformers import EvalPrediction, TrainerCallback
 
 from rlhf_nb.masks import left_pad, right_pad
-from rlhf_nb.models import load_scorer, scorer_from, scorer_head, sequence_scores
-from rlhf_nb.reward import (
-    RewardConfig,
-    RewardTrainer,
+from rlhf_nb.models import load_reward_model, load_scorer, scorer_from, scorer_head, sequence_scores
+from rlhf_nb.preferences import (
     bradley_terry_loss,
     calibration,
     calibration_error,
-    center_rewards,
-    decided_pairs,
-    encode_pairs,
-    load_reward_model,
-    pair_accuracy,
     pair_batch,
     preference_metrics,
-    reversed_labels,
-    score_texts,
 )
+from rlhf_nb.reward import RewardConfig, RewardTrainer, decided_pairs, encode_pairs, reversed_labels
+from rlhf_nb.scoring import center_rewards, pair_accuracy, score_texts
 from rlhf_nb.tldr import edit_pairs
 from rlhf_nb.ui.plots import calibration_plot
 

@@ -27,24 +27,27 @@ from transformers import (
 )
 
 import rlhf_nb.ppo
-import rlhf_nb.reward
+import rlhf_nb.reward_functions
 import rlhf_nb.shaping
 from rlhf_nb import replay
 from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.preflight import LADDER, preflight
+from rlhf_nb.diagnose.replay import source_of, update_again
 from rlhf_nb.encoding import token_spans
 from rlhf_nb.gae import gae
+from rlhf_nb.judges import Answers, Judges
 from rlhf_nb.masks import last_token, on_tokens, score_sums
 from rlhf_nb.models import train_bpe_tokenizer
 from rlhf_nb.ppo import estimate_advantages, final_scores
-from rlhf_nb.reward import Judges, Written, call_reward, step_ends
+from rlhf_nb.reward_functions import Written, call_reward
 from rlhf_nb.rollout import Rollout
+from rlhf_nb.scoring import step_ends
 from rlhf_nb.shaping import RunningMoments
 from rlhf_nb.training.config import PPOConfig
 from rlhf_nb.ui.episodes import shown_of
 from rlhf_nb.ui.foreign import ForeignRun, episodes_of, rollout_from
 from rlhf_nb.ui.reader import packed_update
-from rlhf_nb.ui.run_files import merged
+from rlhf_nb.ui.run_files import merge_rollouts
 from rlhf_nb.ui.what_if import objective_of, reproduces, what_if
 from rlhf_nb.update import Objective, update_metrics
 
@@ -180,7 +183,7 @@ def test_judges_of_both_kinds_are_joined_on_the_last_token():
         if TEXTS[i]:
             wanted[i, 0] = 2.0
     assert_allclose(total.numpy(), wanted, equal_nan=True)
-    texts = judges.of_texts(TEXTS, TEXTS, [True, False, True, True], {}, BYTES)
+    texts = judges.score_answers(Answers(TEXTS, TEXTS, [True, False, True, True]), BYTES)
     assert_allclose(texts.numpy(), np.nansum(wanted, 1))  # as an evaluation has them
 
 
@@ -461,7 +464,7 @@ right_shape = rlhf_nb.shaping.shape_rewards
 WRONG = {
     "one slot late": (rlhf_nb.shaping, "on_tokens", late, check_numbers),
     "paid on padding": (rlhf_nb.ppo, "shape_rewards", on_padding, check_numbers),
-    "off by one in a character": (rlhf_nb.reward, "token_spans", early, check_landing),
+    "off by one in a character": (rlhf_nb.reward_functions, "token_spans", early, check_landing),
     "paid one token early": (rlhf_nb.shaping, "on_tokens", one_early, check_gradients),
     "the sum counted twice": (rlhf_nb.shaping, "on_tokens", twice, check_numbers),
     "normalised per token": (RunningMoments, "normalize", per_token, check_numbers),
@@ -539,7 +542,7 @@ def test_two_ranks_compute_what_one_does():
     alone, metrics = work(whole)
     ranks = on_ranks(work, numbers(whole, slice(0, 2)), numbers(whole, slice(2, 4)))
     assert [r.paid is None for r, _ in ranks] == [False, True]
-    together = merged([r for r, _ in ranks])
+    together = merge_rollouts([r for r, _ in ranks])
     for name in ("scores", "raw_scores", "rewards", "advantages", "returns"):
         torch.testing.assert_close(getattr(together, name), getattr(alone, name))
     assert torch.equal(together.paid, alone.paid)
@@ -590,9 +593,8 @@ def test_a_run_keeps_resumes_replays_and_evaluates_them(kind, ppo):
     for name, want in zip(("rewards", "advantages"), by_numpy(first, cfg)):
         assert_allclose(getattr(first, name), want, atol=1e-5, rtol=0)
     folder = trainer.args.output_dir
-    again = replay(folder, 1)
-    assert again.same, again.checks
-    harder = replay(folder, 1, missing_eos_penalty=2.0).now.before
+    assert replay(folder, 1).same
+    _, harder, _ = update_again(source_of(folder, 1), dict(missing_eos_penalty=2.0))
     cut = (last_token(harder.mask) & ~harder.stopped[:, None]).float()
     torch.testing.assert_close(harder.rewards, kept[1].rewards - 1.5 * cut)
     if kind == "gae":
@@ -628,7 +630,7 @@ def test_a_run_is_the_same_bit_for_bit_in_either_form(ppo):
 
 
 def completed_texts(trainer) -> list[str]:
-    return [x.text for x in trainer.evaluator.complete(trainer.eval_dataset)]
+    return trainer.evaluator.complete(trainer.eval_dataset).texts
 
 
 def test_packing_changes_nothing(ppo):
@@ -705,12 +707,10 @@ def test_a_reward_model_judges_tokens_or_steps(level, ppo, tmp_path):
         assert_allclose(r.raw_scores[i, :n], np.nan_to_num(wanted), atol=1e-6)
     assert seen or level == "token"
     completions = trainer.evaluator.complete(trainer.eval_dataset)
-    assert len(completions) == len(trainer.eval_dataset) and trainer.evaluate()["eval_score"]
-    texts = [[getattr(x, name) for x in completions] for name in ("prompt", "text", "stopped")]
-    again = trainer.judges.of_texts(*texts, {}, trainer.processing_class)
-    assert_allclose(
-        again, [x.score for x in completions], atol=1e-5
-    )  # without the ids, from the texts
+    assert len(completions.scores) == len(completions.texts) and trainer.evaluate()["eval_score"]
+    texts = [*completions.prompts], completions.texts, completions.stopped
+    again = trainer.judges.score_answers(Answers(*texts), trainer.processing_class)
+    assert_allclose(again, completions.scores, atol=1e-5)  # without the ids, from the texts
     done = preflight(trainer, rungs=REWARDS, quiet=True)
     assert done.passed, [x for x in done.checks if x.passed is False]
     told = next(x.measured for x in done.checks if x.name == "rewards: judges")

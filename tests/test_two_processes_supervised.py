@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import rlhf_nb
 from rlhf_nb.models import inside
-from rlhf_nb.reward import score_texts
+from rlhf_nb.scoring import score_texts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
 

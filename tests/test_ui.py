@@ -66,11 +66,9 @@ def test_text_stays_text(markup):
 
 
 def test_data_cannot_end_their_script():
-    page = script_page(
-        "pairs.html", "t", "1;", "", dict(text=HOSTILE), summary="", note="", plain=""
-    )
+    page = script_page("reader.html", "t", "1;", "", dict(text=HOSTILE), above="", plain="")
     assert page.count("</script") == 2
-    data = re.search(r'id="data">(.*?)</script>', page, re.S)[1]
+    data = re.search(r'id="rlhf-reader-data">(.*?)</script>', page, re.S)[1]
     assert json.loads(data) == dict(text=HOSTILE)
 
 

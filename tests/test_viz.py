@@ -14,7 +14,7 @@ from rlhf_nb.ui.viz import (
     curves,
     episode_table,
     signal_table,
-    signed,
+    signed_number,
     tint,
     token_strip,
     visible,
@@ -131,7 +131,7 @@ def test_colour_is_the_formula(value, vmax):
 @given(numbers)
 def test_a_number_keeps_its_sign(value):
     # catches: "-0.00", a sign lost in rounding, a hyphen for a minus, nan with a sign
-    text = signed(value)
+    text = signed_number(value)
     if 0 < abs(value) < 0.005:
         assert text == "≈0"
     elif value > 0:
@@ -147,8 +147,11 @@ def test_a_number_keeps_its_sign(value):
 
 
 def test_numbers_by_hand():
-    got = [signed(v) for v in (None, True, 0, -3, 12345, 0.005, 0.0049, 999.994, 1234.5, -0.5, 0.0)]
-    got += [signed(v) for v in (-1e6, 12_345_678.0)]
+    got = [
+        signed_number(v)
+        for v in (None, True, 0, -3, 12345, 0.005, 0.0049, 999.994, 1234.5, -0.5, 0.0)
+    ]
+    got += [signed_number(v) for v in (-1e6, 12_345_678.0)]
     assert got == [
         "",
         "true",
@@ -194,7 +197,9 @@ def test_strip_holds_every_token_and_number_in_order(items, name):
     heads = [text for table in reader.cells for text in texts(table)[0][1:]]
     below = [text for table in reader.cells for text in texts(table)[1][1:]]
     assert heads == [visible_token(t) if k else "·" for t, k in zip(tokens, mask)]
-    assert below == [signed(float(np.float32(v))) if k else "·" for v, k in zip(values, mask)]
+    assert below == [
+        signed_number(float(np.float32(v))) if k else "·" for v, k in zip(values, mask)
+    ]
     for table in reader.cells:
         for cell, text in zip(table[1][1:], texts(table)[1][1:]):
             if text[0] in "·n0":
@@ -287,7 +292,7 @@ def test_signal_table_is_the_numbers(items):
     assert texts(table)[0] == [""] + [visible_token(t) if k else "·" for t, k in zip(tokens, mask)]
     for line, name, row in zip(table[1:], ("first", "second"), (a[0], b)):
         assert [cell[2] for cell in line] == [name] + [
-            signed(v) if k else "·" for v, k in zip(row.tolist(), mask)
+            signed_number(v) if k else "·" for v, k in zip(row.tolist(), mask)
         ]
         real = [abs(v) for v, k in zip(row.tolist(), mask) if k and np.isfinite(v)]
         assert [style(c)["background"] for c in line[1:]] == [
@@ -368,7 +373,7 @@ def test_episode_table_drops_and_changes_nothing(rows, title):
     before = [dict(row) for row in rows]
     reader = check_markup(episode_table(rows, title=title))
     assert texts(reader.cells[0]) == [["", "query", "score", "n"]] + [
-        [str(i), visible(r["query"]), signed(r["score"]), signed(r["n"])]
+        [str(i), visible(r["query"]), signed_number(r["score"]), signed_number(r["n"])]
         for i, r in enumerate(rows)
     ]
     assert repr(rows) == repr(before)

@@ -141,22 +141,6 @@ def test_every_branch_runs(place, command, capsys, monkeypatch):
         assert merged.num_parameters() == start.num_parameters()
 
 
-# catches: a start from a chat model that later commands cannot go on from
-@pytest.mark.slow
-def test_a_chat_model_goes_down_the_same_tree(place, monkeypatch):
-    lines = Path("chat.jsonl").read_text(encoding="utf-8").splitlines()
-    Path("test.jsonl").write_text("\n".join(lines[:6]), encoding="utf-8")
-    new = {"runs/sft": "chat_model", "data.jsonl": "chat.jsonl", "runs/ppo": "runs/chat"}
-    commands = [command for _, command in BRANCHES]
-    find = lambda text: next(x for x in commands if text in x)
-    shutil.rmtree("runs")
-    for command in (*map(find, ("kept_pairs", "CHAT_MODEL", "runs/rloo")), *commands[-3:]):
-        line = typed(command)
-        for before, after in new.items():
-            line = line.replace(before, after)
-        assert run(line) == 0, line
-
-
 # catches: a block that is not read as commands, of which no test would then know
 def test_the_page_has_its_questions_and_commands():
     assert len(QUESTIONS) == 4 and len(BRANCHES) == 15
@@ -169,13 +153,9 @@ GOOD = dict(prompt="get value 1 :", completion=" Return it .")
 NO_ROWS = "the file has no rows. Give at least one, with a prompt."
 BAD_FILES = {
     "empty.jsonl": ("", NO_ROWS),
-    "empty.json": ("[]", NO_ROWS),
-    "empty.csv": ("", NO_ROWS),
     "head.csv": ("prompt,completion\n", NO_ROWS),
-    "blank.jsonl": ("\n\n", NO_ROWS),
     "empty.parquet": ("", NO_ROWS),
     "rows.txt": ("get value\n", "ends in .txt is not read. Convert it to one of .json, .jsonl"),
-    "rows.tsv": ("prompt\ta\n", "ends in .tsv is not read"),
     "rows.jsonl": ("prompt,completion\na,b\n", "rows.jsonl, line 1 is not JSON"),
     "rows.parquet": ("prompt\n", "write it again, for example with pandas' to_parquet"),
     "open.csv": ('prompt,completion\n"a,1\nb,2\n', "quote fields that hold commas"),
@@ -188,9 +168,7 @@ BAD_FILES = {
 BAD_COLUMNS = {
     "table.csv": (json.dumps(GOOD) + "\n" + json.dumps(GOOD), 'has the columns {"prompt"'),
     "names.csv": ("question,answer\na,b\n", "has the columns question, answer, and this needs"),
-    "marks.csv": ("prompt;completion\na;b\n", "columns are separated by ';': save the file with"),
     "both.csv": ('prompt;completion\n"a, b";"c, d"\ne;f\n', "columns are separated by ';'"),
-    "tabs.csv": ("prompt\tcompletion\na\tb\n", "columns are separated by '\\t': save the file"),
     "case.jsonl": (json.dumps(dict(Prompt="a")), "rename them in the file. Did you mean Prompt?"),
 }
 BAD_PROMPTS = {
@@ -242,13 +220,8 @@ def told(refused, command: str, name: str, text: str | bytes, more: str = "") ->
 
 
 def tried_with(command: str, files: dict) -> dict:
-    "`ppo` reads every file, and each of the others every third: all commands read by one function."
-    others = [name for name in COMMANDS if name != "ppo"]
-    return {
-        name: files[name]
-        for i, name in enumerate(files)
-        if command == "ppo" or others[i % len(others)] == command
-    }
+    "`ppo` reads every file, and each of the others the last: all commands read by one function."
+    return files if command == "ppo" else dict([[*files.items()][-1]])
 
 
 # catches: a message of a library, a second line of its log, a model that is loaded first
@@ -283,17 +256,6 @@ def test_conversations_need_a_template(refused, command, monkeypatch):
     assert "holds conversations, and the tokenizer has no chat template: give text, or" in message
     flag = "--chat_template_path" if command in ("sft", "reward") else "--tokenizer_name_or_path"
     assert flag in message
-
-
-@pytest.mark.parametrize("column", ["prompt", "completion"])
-def test_a_tokenizer_is_not_made_of_what_is_no_text(refused, column):
-    Path("bad").mkdir()
-    talk = [dict(role="user", content="hello")]
-    write_rows(Path("bad/talk.jsonl"), [GOOD | {column: talk}])
-    line = (
-        f"rlhf-nb sft --dataset_name bad/talk.jsonl --from_scratch --output_dir run {FAST['sft']}"
-    )
-    assert f"the {column} of row 0 is [{{'content': 'hello'" in refused(line)
 
 
 # catches: a batch that no whole group fits, prompts that do not fill one batch, an end of the data

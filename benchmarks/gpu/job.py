@@ -183,20 +183,10 @@ def small_trainer(device: str, folder: Path, precision: str, **more: Any) -> Any
     "Ours on a small model; the responses' lengths differ."
     import common
 
-    from rlhf_nb.trainer import PPOConfig, PPOTrainer
+    from rlhf_nb.trainer import PPOTrainer
 
-    s = SMALL | dict(device=device)
-    given = common.settings(s, folder) | dict(bf16=precision == "bf16", disable_tqdm=True) | more
-    given.pop("gradient_checkpointing")
-    policy, reward, value = (common.make_model(s, name) for name in ("policy", "reward", "value"))
-    return PPOTrainer(
-        PPOConfig(**given, stop_token="eos"),
-        common.make_tokenizer(s),
-        model=policy,
-        reward_model=reward,
-        value_model=value,
-        train_dataset=common.make_prompts(s),
-    )
+    half = precision == "bf16"
+    return common.make_trainer(SMALL | dict(device=device), folder, PPOTrainer, bf16=half, **more)
 
 
 def ratio(device: str, folder: Path, precision: str, trim: bool | None) -> dict:
@@ -319,19 +309,17 @@ def lora(device: str, folder: Path) -> dict:
     import common
     from peft import LoraConfig
 
-    from rlhf_nb.trainer import PPOConfig, PPOTrainer
+    from rlhf_nb.trainer import PPOTrainer
 
-    s = SMALL | dict(device=device)
-    given = common.settings(s, folder / "lora") | dict(bf16=device == "cuda", learning_rate=1e-3)
-    given.pop("gradient_checkpointing")
-    trainer = PPOTrainer(
-        PPOConfig(**given, stop_token="eos", share_value_trunk=True, activation_checkpointing=True),
-        common.make_tokenizer(s),
-        model=common.make_model(s, "policy"),
+    parts = dict(
         reward_model=lambda prompts, responses, **columns: [float(len(x) % 7) for x in responses],
-        train_dataset=common.make_prompts(s),
+        value_model=None,
         peft_config=LoraConfig(r=8, target_modules="all-linear"),
     )
+    trainer = common.make_trainer(
+        SMALL | dict(device=device), folder / "lora", PPOTrainer, parts, learning_rate=1e-3,
+        bf16=device == "cuda", share_value_trunk=True, activation_checkpointing=True,
+    )  # fmt: skip
     metrics = [trainer.step() for _ in range(3)]
     names = "val/ratio policy/approxkl_avg objective/kl policy/grad_norm time/rollout time/update"
     return {name: [float(m[name]) for m in metrics] for name in names.split()}
@@ -435,30 +423,9 @@ def side(asked: argparse.Namespace) -> None:
         }
         parts["model"] = common.make_model(s, "policy").to(getattr(torch, dtype))
     parts["ref_model"] = copy.deepcopy(parts["model"])
-    if trainer == "ours":
-        from rlhf_nb import rollout
-
-        module, name = rollout, "draw_tokens"
-    else:
-        module, name = torch, "multinomial"
-    dice = common.Dice(getattr(module, name), common.response_lengths(s), s["response"])
-    setattr(module, name, dice)
-    counts = ppo_side.Counts(parts["model"], asked.device)
-    updates: list[dict] = []
-
-    class Gate(ppo_side.Gate):
-        "Before every batch of a longer data set: at its last batch the peer steps too often."
-
-        def __init__(self, inner: Any, desk: Any):
-            self.inner, self.desk = inner, desk
-
-        def __iter__(self) -> Any:
-            for batch in self.inner:
-                self.desk.between()
-                yield batch
-
-        def __len__(self) -> int:
-            return len(self.inner)
+    counts, updates = ppo_side.Counts(parts["model"], asked.device), []
+    # a longer data set: at its last batch the peer steps too often
+    data, tokenizer = common.make_prompts(s | dict(batch=8 * s["batch"])), common.make_tokenizer(s)
 
     class Desk:
         running = False
@@ -474,12 +441,8 @@ def side(asked: argparse.Namespace) -> None:
             self.running, dice.drawn = True, 0
             counts.begin()
 
-    plain = common.settings
-    common.settings = ppo_side.settings = lambda s, folder: plain(s, folder) | more
-    ppo_side.Gate = Gate
-    data, tokenizer = common.make_prompts(s | dict(batch=8 * s["batch"])), common.make_tokenizer(s)
-    sides = dict(ours=ppo_side.ours, peer=ppo_side.peer)
-    sides[trainer](s, folder, parts, tokenizer, data, lambda collect: Desk(), counts)
+    with common.dice(s, 0, trainer) as dice:
+        ppo_side.TRAINERS[trainer](s, folder, parts, tokenizer, data, Desk(), **more)
 
 
 def memory(s: dict, more: dict) -> dict:

@@ -57,28 +57,20 @@ Seed = Annotated[int, Range(least=0, below=2**32)]  # as numpy takes it
 Decay = Annotated[float, Range(least=0, below=1)]
 # ---- What a setting is ----
 
-# The part of a run that a setting belongs to, and why one update cannot be done again with another
-# value of it; None: it can.
-PHASES: dict[str, str | None] = {
-    "update": None,  # the optimizer steps
-    "rewards": None,  # from the judge's score to the advantages
-    "sampling": "it belongs to the sampling: these episodes were written with {was}, and nothing "
-    "is sampled again. Only a new run shows another one",
-    "seeds": "it belongs to the sampling and to the order of the rows: with another seed the run "
-    "would have had other episodes. Only a new run shows that",
-    "judges": "it belongs to the judges, which do not judge again: the record keeps the total of "
-    "their scores. Vary missing_eos_penalty, score_clip or kl_coef",
-    "models": "it belongs to the models: the checkpoint's weights and its optimizer's state are of "
-    "those that the run had",
-    "layout": "it decides where and in which order numbers are computed, and so changes them by "
-    "rounding alone: leave it out",
-    "controller": "it moves kl_coef after an update, and so changes the next one: vary kl_coef",
-    "compiler": "no run of PPO can have it: every batch has rows of a new length, so layers would "
-    "be compiled again and again",
-    "run": "no number of one update depends on it: leave it out",  # logs, files, evaluation
-    "data": None,  # of supervised training: which texts, and which of their tokens count
-    "refused": None,  # what PPO cannot do: the reasons are in `compat.REFUSED`
-}
+PHASES = (  # the part of a run that a setting belongs to
+    "update",  # the optimizer steps
+    "rewards",  # from the judge's score to the advantages
+    "sampling",
+    "seeds",  # of the sampling, and of the order of the rows
+    "judges",
+    "models",
+    "layout",  # where and in which order numbers are computed, and so only how they are rounded
+    "controller",  # it moves kl_coef after an update
+    "compiler",  # of every batch's new length; no run of PPO can have it
+    "run",  # logs, files, evaluation
+    "data",  # of supervised training: which texts, and which of their tokens count
+    "refused",  # what PPO cannot do: the reasons are in `compat.REFUSED`
+)
 # What else a setting may say of itself.
 MARKS = {
     "names": "it names a run: a checkpoint of another value belongs to another run",
@@ -100,7 +92,7 @@ class Help(str):
 def as_facts(text: str) -> frozenset[str]:
     "'rewards names' as a set: one phase, and any marks. Raises ValueError on anything else."
     words = text.split()
-    if sum(word in PHASES for word in words) != 1 or not {*words} <= PHASES.keys() | MARKS.keys():
+    if sum(word in PHASES for word in words) != 1 or not {*words} <= {*PHASES, *MARKS}:
         raise ValueError(
             f"a setting says {text!r} of itself: give one of {', '.join(PHASES)}, and any of "
             f"{', '.join(MARKS)}."

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.utils import logging
 
 from rlhf_nb.base.opened import unwrapped
-from rlhf_nb.base.real import SHORT, real_place
+from rlhf_nb.base.real import SHORT_NAME, real_place
 from rlhf_nb.base.sharding import zero3_is_live
 
 OF_HUB = (
@@ -43,7 +43,7 @@ SAVED = dict(
 def from_where(name: str) -> dict[str, str]:
     """What `from_pretrained` is given for a name. A GGUF file, or the one in a folder without a
     config.json, becomes its folder and `gguf_file`; `smollm2` is found wherever it is."""
-    if name == SHORT and not Path(name).exists():
+    if name == SHORT_NAME and not Path(name).exists():
         name = real_place()[1]
     path = Path(name)
     files = [] if (path / "config.json").is_file() else sorted(path.glob("*.gguf"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import hf_hub_download
 
-SHORT, HUB = "smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
+SHORT_NAME, HUB = "smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def real_place() -> tuple[str, str]:

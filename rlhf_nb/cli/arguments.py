@@ -160,7 +160,7 @@ class PPOModelArguments(TrainModelArguments):
 
 
 # For `--help`: options of transformers.TrainingArguments, in a line each.
-SHORT = {
+TRAINER_HELP = {
     "config": "YAML file of settings, or a recipe of the package; the command line overrides it.",
     "output_dir": "Folder for the model, its checkpoints and metrics.",
     "per_device_train_batch_size": "Examples in one forward and backward pass on each device.",

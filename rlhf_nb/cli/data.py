@@ -70,6 +70,34 @@ def no_log() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
+def explain_unreadable(
+    name: str,  # as `--dataset_name`
+    kind: str | None,  # of the file, a key of FIXES; None: a folder, or a name on the hub
+    error: Exception,
+) -> ValueError:
+    "What to raise where a data set cannot be loaded: what is wrong, and how to fix it."
+    path, why = Path(name), textwrap.shorten(str(error.__cause__ or error), 300)
+    other = getattr(error, "filename", None)  # the file itself was read before
+    if kind and other and Path(other) != path:
+        return ValueError(
+            f"--dataset_name {name}: data sets are kept in {datasets.config.HF_DATASETS_CACHE}, "
+            f"which cannot be written to ({why}). Set HF_HOME to a folder that can."
+        )
+    if kind and (not path.stat().st_size or "corresponds to no data" in why):
+        return ValueError(
+            f"--dataset_name {name}: the file has no rows. Give at least one, with a prompt."
+        )
+    if path.suffix == ".jsonl":
+        read_jsonl(path)  # raises, and names the line
+    if kind:
+        return ValueError(
+            f"--dataset_name {name}: it cannot be read as {kind} ({why.rstrip('.')}): "
+            f"{FIXES[kind]}."
+        )
+    near = did_you_mean(name, EMBEDDED)
+    return ValueError(f"--dataset_name {name}: no folder of save_to_disk: {why}.{near}")
+
+
 def load_rows(
     name: str | None,  # as `--dataset_name`
     config: str | None = None,
@@ -112,29 +140,7 @@ def load_rows(
             f"from Latin-1, for example: iconv -f latin1 -t utf-8 {name} > utf8{path.suffix}"
         ) from error
     except (OSError, ValueError, LookupError, StopIteration, DatasetsError) as error:
-        why = textwrap.shorten(str(error.__cause__ or error), 300)
-        other = getattr(error, "filename", None)  # the file itself was read above
-        if kind and other and Path(other) != path:
-            raise ValueError(
-                f"--dataset_name {name}: data sets are kept in "
-                f"{datasets.config.HF_DATASETS_CACHE}, which cannot be written to ({why}). Set "
-                "HF_HOME to a folder that can."
-            ) from error
-        if kind and (not path.stat().st_size or "corresponds to no data" in why):
-            raise ValueError(
-                f"--dataset_name {name}: the file has no rows. Give at least one, with a prompt."
-            ) from error
-        if path.suffix == ".jsonl":
-            read_jsonl(path)  # names the line
-        if kind:
-            raise ValueError(
-                f"--dataset_name {name}: it cannot be read as {kind} ({why.rstrip('.')}): "
-                f"{FIXES[kind]}."
-            ) from error
-        raise ValueError(
-            f"--dataset_name {name}: no folder of save_to_disk: {why}."
-            f"{did_you_mean(name, EMBEDDED)}"
-        ) from error
+        raise explain_unreadable(name, kind, error) from error
     return DatasetDict(train=data) if isinstance(data, Dataset) else data
 
 

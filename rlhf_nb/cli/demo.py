@@ -51,7 +51,12 @@ ABOUT = About(
     "verdict of a judge who knows the truth. It needs nothing, and writes the models, results.json "
     "and one page with the result and the rollouts into its folder. Run it again and it reuses "
     "finished stages.",
-    examples=("rlhf-nb demo --quick", "rlhf-nb demo --kl_coef 0 --output_dir runs/no_kl"),
+    examples=(
+        "rlhf-nb demo --quick",
+        "rlhf-nb demo --kl_coef 0 --output_dir runs/no_kl",
+        "rlhf-nb demo --quick --save_steps 1, then "
+        "rlhf-nb replay runs/mini_tldr --update 5 --learning_rate 1e-3",
+    ),
 )
 
 
@@ -100,7 +105,8 @@ def stages(run: DemoRun) -> dict[str, Any]:
     logs, folder = run.logs(), run.folder
     page = browse(folder).save_html(folder / "rollouts.html")
     seconds = sum(line["seconds"] for line in logs if line.get("event") == "done")
-    print_end(run.console, results, completions_of_run(folder), seconds, folder, page)
+    quick, frame = run.kept_settings()["quick"], completions_of_run(folder)
+    print_end(run.console, results, frame, quick, seconds, folder, page)
     return results
 
 

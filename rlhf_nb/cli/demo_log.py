@@ -15,10 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf_nb.base.terminal import terminal_text
-from rlhf_nb.training.metrics import SEEDS
 from rlhf_nb.ui.facts import claims_of, facts_told
 from rlhf_nb.ui.html import duration
-from rlhf_nb.ui.verdict import compare_rates, gain_of, judged_twice, spread_posts, win_sentences
+from rlhf_nb.ui.verdict import spread_posts, statements
 
 STYLES = dict(covered="bold dodger_blue2", invented="bold dark_orange")
 
@@ -83,29 +82,21 @@ def posts_table(
     return table
 
 
-def gain_lines(results: Mapping[str, Any]) -> list[str]:
-    "What PPO gained at both temperatures, and how far training seeds move it."
-    sft, ppo = judged_twice(results)[0]
-    lines = [f"{gain_of(sft, ppo)} points. {compare_rates(sft, ppo)}", *win_sentences(results)]
-    if found := SEEDS.get(results.get("kind", "")):
-        lines.append(f"Between training seeds PPO's near-greedy rate moves: {found}.")
-    return lines
-
-
 def print_end(
     console: Console,
     results: Mapping[str, Any],
     frame: pd.DataFrame,  # of `completions_of_run`
+    quick: bool,  # whether the run was a small one
     seconds: float,  # of all stages, in whichever call they ran
     folder: Path,
     page: Path,  # its result and its rollouts
 ) -> None:
-    "Three posts, the gain, the time and the two next steps."
+    "Three posts, what they came to, the time and the two next steps."
     console.print(posts_table(frame, console))
-    gain, *lines = gain_lines(results)
-    console.print(terminal_text(gain, console), style="bold")
-    for line in lines:
-        console.print(terminal_text(line, console))
+    (_, gain), (_, verdict), *others = statements(results, quick, frame)
+    console.print(terminal_text(f"{gain} points. {verdict}", console), style="bold")
+    for kind, text in others:
+        console.print(terminal_text(text, console), style="dim" if kind == "small" else "")
     console.print(
         f"\nAll stages: {duration(seconds)}. What to do next:\n"
         f"  open {page}\n"

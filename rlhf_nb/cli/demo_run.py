@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rlhf_nb.base.fields import Count, NotNegative, Positive, Seed, check_fields, setting
+from rlhf_nb.base.fields import Count, Index, NotNegative, Positive, Seed, check_fields, setting
 from rlhf_nb.base.files import DEMO_MARK, append_jsonl, read_jsonl, write_text_atomic
 
 
@@ -55,6 +55,11 @@ class DemoSettings:
         500, "Posts judged now and then while PPO runs; training does not see the verdicts."
     )
     evaluations: Count = setting(8, "How often they are judged.")
+    save_steps: Index = setting(
+        0,
+        "Keep PPO's state after each so many updates, and before the first; 0: keep none. With 1, "
+        "rlhf-nb replay RUN does any update again with other settings.",
+    )
 
 
 QUICK: dict[str, Any] = dict(  # from a kept model, with fewer labels and answers
@@ -77,7 +82,7 @@ STARTING_MODEL = Path(__file__).with_name("starting_model")  # by benchmarks/sta
 
 def kind_of(s: DemoSettings) -> str:
     "The usual run, the quick one, or one with settings of its own (empty), whatever the seed."
-    usual = DemoSettings(s.output_dir, s.seed)
+    usual = DemoSettings(s.output_dir, s.seed, save_steps=s.save_steps)
     return {usual: "usual", replace(usual, **QUICK): "quick"}.get(s, "")
 
 
@@ -162,7 +167,7 @@ class DemoRun:
             )
 
     @contextmanager
-    def written(self, stage: str) -> Iterator[Path]:
+    def stage_folder(self, stage: str) -> Iterator[Path]:
         "The folder of a stage, which appears when all is in it, marked as this demo's."
         from rlhf_nb.checkpoint import seal, staged
 
@@ -185,7 +190,8 @@ class DemoRun:
             demo, known = self.stage_of(path.name)
             inside = [p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()]
             cached = {p.relative_to(path).as_posix() for p in path.rglob("cache-*.arrow")}
-            others = [x for x in inside if x not in {*known, MANIFEST} | cached]  # of datasets
+            sealed = {p.relative_to(path).as_posix() for p in path.rglob(MANIFEST)}
+            others = [x for x in inside if x not in {*known} | sealed | cached]  # of datasets
             if others or demo != self.name or path.is_symlink():
                 what = path / others[0] if others else path
                 raise ValueError(

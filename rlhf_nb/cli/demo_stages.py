@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,8 @@ from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.base.loading import no_bars
 from rlhf_nb.checkpoint import save_policy
 from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoRun, DemoSettings, kind_of
-from rlhf_nb.evaluate import (
-    complete,
-    completions_table,
-    judge_completions,
-    outcomes,
-    paired_interval,
-)
+from rlhf_nb.evaluate import outcomes, paired_interval
+from rlhf_nb.judging import judge_completions
 from rlhf_nb.models import (
     load_policy,
     load_scorer,
@@ -50,16 +45,12 @@ from rlhf_nb.models import (
     train_tokenizer,
     zero_head,
 )
-from rlhf_nb.reward import (
-    RewardConfig,
-    RewardTrainer,
-    center_rewards,
-    pair_accuracy,
-    score_texts,
-)
+from rlhf_nb.reward import RewardConfig, RewardTrainer
+from rlhf_nb.scoring import center_rewards, pair_accuracy, score_texts
 from rlhf_nb.sft import SFTConfig, SFTTrainer, quiet_bars
 from rlhf_nb.tldr import edit_pairs, gold_judge, mini_tldr, preference_pairs, probe_pairs
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.completions import complete, completions_table
 
 
 @contextmanager
@@ -131,7 +122,7 @@ def train(trainer: Trainer, run: DemoRun, stage: str, metric: str) -> None:
 
 
 def starting_folder(s: DemoSettings) -> str:
-    "Of the model that the run starts from; empty where it trains one."
+    "Folder of the model that the run starts from; empty where it trains one."
     return str(STARTING_MODEL) if s.starting_model == "kept" else s.starting_model
 
 
@@ -148,7 +139,7 @@ def world_of(s: DemoSettings) -> tuple[DatasetDict, PreTrainedTokenizerBase]:
 
 def common(s: DemoSettings, folder: Path, **more: Any) -> dict[str, Any]:
     "Arguments that all three trainers get."
-    return dict(
+    shared = dict(
         output_dir=str(folder),
         seed=s.seed,
         use_cpu=True,
@@ -159,8 +150,8 @@ def common(s: DemoSettings, folder: Path, **more: Any) -> dict[str, Any]:
         weight_decay=0.0,
         max_grad_norm=1.0,
         lr_scheduler_type="linear",
-        **more,
     )
+    return shared | more
 
 
 def sft_args(s: DemoSettings, folder: Path, epochs: float = 1.5) -> SFTConfig:
@@ -181,7 +172,7 @@ def sft_args(s: DemoSettings, folder: Path, epochs: float = 1.5) -> SFTConfig:
 def sft_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
     "Imitate the references; or take a model that has done so."
     s = run.settings
-    with run.written("sft") as folder:
+    with run.stage_folder("sft") as folder:
         if start := starting_folder(s):
             save_policy(load_policy(start), tokenizer, folder)
             return
@@ -236,7 +227,7 @@ def pairs_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizer
     pairs = DatasetDict(
         train=concatenate_datasets([facts_first, mixed.shuffle(seed=s.seed)]), test=held_out
     )
-    with run.written("pairs") as folder:
+    with run.stage_folder("pairs") as folder:
         pairs.save_to_disk(str(folder))
     run.log("pairs", train=len(pairs["train"]), test=len(pairs["test"]))
 
@@ -244,7 +235,7 @@ def pairs_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizer
 def reward_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
     "Learn what was preferred; centre; measure on held-out pairs and on the probe."
     s, pairs = run.settings, load_from_disk(str(run.folder / "pairs"))
-    with run.written("reward") as folder:
+    with run.stage_folder("reward") as folder:
         args = RewardConfig(
             **common(
                 s,
@@ -351,33 +342,37 @@ class GoldCallback(TrainerCallback):
         )
 
 
+def ppo_args(s: DemoSettings, folder: Path, **more: Any) -> PPOConfig:
+    "How the demo does PPO."
+    settings: dict[str, Any] = dict(
+        learning_rate=6e-4,
+        value_learning_rate=1e-3,
+        total_episodes=s.episodes,
+        num_ppo_epochs=4,
+        num_mini_batches=2,
+        per_device_train_batch_size=s.batch // 2,
+        gradient_accumulation_steps=2,
+        response_length=32,
+        temperature=s.temperature,
+        kl_coef=s.kl_coef,
+        missing_eos_penalty=1.0,
+        normalize_scores=True,
+        value_warmup_updates=min(2, s.episodes // s.batch // 4),
+        local_rollout_forward_batch_size=256,
+        save_rollouts=True,
+        num_sample_generations=0,
+        logging_steps=1,
+    )
+    return PPOConfig(**common(s, folder, **settings | more))
+
+
 def ppo_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
     "PPO on the reward model. The trainer gets prompts, and nothing else of the world."
-    s = run.settings
-    with run.written("ppo") as folder:
-        args = PPOConfig(
-            **common(
-                s,
-                folder,
-                learning_rate=6e-4,
-                value_learning_rate=1e-3,
-                total_episodes=s.episodes,
-                num_ppo_epochs=4,
-                num_mini_batches=2,
-                per_device_train_batch_size=s.batch // 2,
-                gradient_accumulation_steps=2,
-                response_length=32,
-                temperature=s.temperature,
-                kl_coef=s.kl_coef,
-                missing_eos_penalty=1.0,
-                normalize_scores=True,
-                value_warmup_updates=min(2, s.episodes // s.batch // 4),
-                local_rollout_forward_batch_size=256,
-                save_rollouts=True,
-                num_sample_generations=0,
-                logging_steps=1,
-            )
-        )
+    s, kept = run.settings, dict[str, Any]()
+    if run.settings.save_steps:
+        kept = dict(save_strategy="steps", save_steps=s.save_steps, save_start=True)
+    with run.stage_folder("ppo") as folder:
+        args = ppo_args(s, folder, **kept)
         policy = load_policy(str(run.folder / "sft"))
         reward_model = load_scorer(str(run.folder / "reward"))
         trainer = PPOTrainer(
@@ -428,7 +423,7 @@ def judge_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizer
                 completions.texts,
                 stopped=completions.stopped,
             )
-            frame = completions_table(completions, scores.tolist())
+            frame = completions_table(replace(completions, scores=scores.tolist()))
             frame.assign(gold=[v.gold for v in golds], reference=posts["completion"]).to_csv(
                 run.folder / "completions" / f"{name}.csv", index=False
             )

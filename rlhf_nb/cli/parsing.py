@@ -19,7 +19,7 @@ from rlhf_nb.base.fields import complaint, hints_of, names_of
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.cli.help import About, page
 from rlhf_nb.cli.recipes import read_recipe
-from rlhf_nb.training.compat import CONFIG, EARLIER
+from rlhf_nb.training.compat import CONFIG
 
 
 def kinds_of(hint: Any) -> list[Any]:
@@ -96,8 +96,8 @@ class Parser(HfArgumentParser):
 
     def meant(self, name: str, before: str = "") -> str:
         "What an unknown option is called here, or the nearest one."
-        if "ppo" in (self.prog.split()[1], self.about.section) and name in CONFIG | EARLIER:
-            return f" An older name: use {(CONFIG | EARLIER)[name]}"
+        if "ppo" in (self.prog.split()[1], self.about.section) and name in CONFIG:
+            return f" An older name: use {CONFIG[name]}"
         return did_you_mean(f"{before}{name}", [f"{before}{known}" for known in self.known])
 
     def error(self, message: str) -> NoReturn:

@@ -67,14 +67,14 @@ def remarks(
 ) -> list[str]:
     "A line for each run that is not finished, and for each that logged NaN."
     from rlhf_nb.training.logs import planned_updates
-    from rlhf_nb.ui.plot_runs import along, line_of
+    from rlhf_nb.ui.plot_runs import axis_of, line_of
 
     said = []
     for run, log in logs.items():
         done, planned = int(log[-1]["step"]), planned_updates(Path(run))
         if planned and done < planned:
             said.append(f"{run} is not finished: {done} of {planned} updates.")
-        x = along([log])
+        x = axis_of([log])
         lines = {metric: line_of(log, metric, x) for metric in metrics}
         ill = {metric: line.index[line.isna()][0] for metric, line in lines.items() if line.hasnans}
         if ill:
@@ -107,7 +107,7 @@ def plot_command(words: Sequence[str]) -> None:
     from matplotlib import rc_context  # seconds that `--help` does not wait for
 
     from rlhf_nb.training.logs import steps_of
-    from rlhf_nb.training.metrics import SHORT
+    from rlhf_nb.training.metrics import LOG_NAMES
     from rlhf_nb.ui.plot_runs import choose_metrics, group_runs, last_values, plot_runs
 
     groups = group_runs(options.runs, options.group)
@@ -122,7 +122,7 @@ def plot_command(words: Sequence[str]) -> None:
         figure.savefig(f"{output}.svg.partial", format="svg", metadata={"Date": None})
     for kind in ("png", "svg"):
         os.replace(f"{output}.{kind}.partial", f"{output}.{kind}")
-    main = [SHORT[name] for name in ("score", "KL", "length", "entropy")]
+    main = [LOG_NAMES[name] for name in ("score", "KL", "length", "entropy")]
     short = metrics if options.metrics else [m for m in main if m in metrics] or metrics
     Console(force_jupyter=False).print(table(last_values(logs, ["episode", *short])))
     for line in said:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlhf_nb.cli.arguments import SHORT, TRAINED, PPOModelArguments, TrainDataArguments
+from rlhf_nb.cli.arguments import TRAINED, TRAINER_HELP, PPOModelArguments, TrainDataArguments
 from rlhf_nb.cli.data import (
     check_columns,
     check_prompts,
@@ -82,7 +82,7 @@ ABOUT = About(
         "reward_model_path": "required, or --reward_function",
         "reward_function": "required, or --reward_model_path",
     },
-    help=SHORT
+    help=TRAINER_HELP
     | {
         "reward_model_path": "The reward model: a name on the hub, or a folder.",
         "model_name_or_path": "The policy to start from: a name on the hub, or a folder.",

@@ -14,8 +14,15 @@ from rlhf_nb.cli.arguments import PPOModelArguments
 from rlhf_nb.cli.models import loading, named
 from rlhf_nb.cli.scoring import REWARDS, load_reward_function
 from rlhf_nb.estimators import ESTIMATORS
-from rlhf_nb.models import load_policy, load_scorer, load_tokenizer, scorer_from, zero_head
-from rlhf_nb.reward import ensemble_of, load_judge, load_reward_model
+from rlhf_nb.judges import ensemble_of, load_judge
+from rlhf_nb.models import (
+    load_policy,
+    load_reward_model,
+    load_scorer,
+    load_tokenizer,
+    scorer_from,
+    zero_head,
+)
 from rlhf_nb.trainer import PPOConfig
 from rlhf_nb.training.config import check_ensemble, check_estimator
 

@@ -76,14 +76,14 @@ def pairs_of(name: str | None) -> list[Any] | None:
 
 def preflight_command(words: Sequence[str]) -> int:
     "`rlhf-nb preflight`."
-    from rlhf_nb.diagnose.preflight import checked_pairs, preflight
+    from rlhf_nb.diagnose.preflight import check_pairs, preflight
 
     how, data, models, args = preflight_parser().settings(words)
     if models.dry_run:
         raise ValueError("--dry_run plans memory and runs nothing: give it to `rlhf-nb ppo`.")
     if how.html != "none":
         writable(how.html, "--html")
-    pairs = checked_pairs(pairs_of(how.preflight_pairs), f"--preflight_pairs {how.preflight_pairs}")
+    pairs = check_pairs(pairs_of(how.preflight_pairs), f"--preflight_pairs {how.preflight_pairs}")
     with (
         in_folder(args, keep=False),
         redirect_stdout(sys.stderr),

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datasets import Dataset
 
 from rlhf_nb.cli.arguments import (
-    SHORT,
     TRAINED,
+    TRAINER_HELP,
     AnswerDataArguments,
     RewardModelArguments,
     supervised_options,
@@ -18,7 +18,9 @@ from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.cli.training import finish, in_folder
-from rlhf_nb.reward import RewardConfig, RewardTrainer, center_rewards, load_reward_model
+from rlhf_nb.models import load_reward_model
+from rlhf_nb.reward import RewardConfig, RewardTrainer
+from rlhf_nb.scoring import center_rewards
 
 ABOUT = About(
     usage="reward [--config FILE] [--OPTION VALUE ...]",
@@ -34,7 +36,7 @@ ABOUT = About(
         "model_name_or_path", training=("center_rewards", "center_rewards_coefficient")
     ),
     required={"dataset_name": "required", "model_name_or_path": "required"},
-    help=SHORT,
+    help=TRAINER_HELP,
 )
 
 

@@ -9,8 +9,8 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_nb.cli.arguments import (
-    SHORT,
     TRAINED,
+    TRAINER_HELP,
     AnswerDataArguments,
     ScratchModelArguments,
     supervised_options,
@@ -37,7 +37,7 @@ ABOUT = About(
         "dataset_name": "required",
         "model_name_or_path": "required, or --from_scratch",
     },
-    help=SHORT,
+    help=TRAINER_HELP,
 )
 
 

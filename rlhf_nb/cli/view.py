@@ -92,12 +92,12 @@ def coloured(
 def rollout_text(rollout: Rollout, episodes: int = 8) -> Text:
     "The first episodes of a rollout, for a terminal: numbers, and under them the texts."
     from rlhf_nb.ui.episodes import end_of, episode_facts, episode_tokens, prompt_of, when
-    from rlhf_nb.ui.html import spaced
+    from rlhf_nb.ui.html import add_blanks
 
     parts = [Text(when(rollout), "italic")] if "update" in rollout.info else []
     for i in range(min(episodes, len(rollout))):
         response = rollout.responses[i] if rollout.responses else ""
-        tokens = spaced(episode_tokens(rollout, i), response)
+        tokens = add_blanks(episode_tokens(rollout, i), response)
         kl = [0.0] * len(tokens) if rollout.kl is None else rollout.kl[i].tolist()
         parts.append(Text(episode_facts(rollout, i), "bold"))
         if rollout.prompts:

@@ -30,7 +30,7 @@ def rows_of(r: Rollout) -> list[tuple[Tensor, Tensor]]:
     return [(ids[real], response[real_response]) for ids, real, response, real_response in kept]
 
 
-def read(model: Any, prompt: Tensor, response: Tensor, temperature: float) -> Reading:
+def forward_row(model: Any, prompt: Tensor, response: Tensor, temperature: float) -> Reading:
     "One forward of the plain model on one row."
     ids = torch.cat([prompt, response])[None]
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
@@ -71,7 +71,7 @@ def scores_along(model: Any, prompt: Tensor, response: Tensor) -> Tensor:  # [n 
 
 
 def kl_of(x: float, estimator: str) -> float:
-    "Of one token, from x = log pi - log ref. joschu.net/blog/kl-approx.html"
+    "An estimate for one token from x = log pi - log ref. joschu.net/blog/kl-approx.html"
     return dict(k1=x, k2=x * x / 2, k3=math.exp(-x) - 1 + x, abs=abs(x))[estimator]
 
 
@@ -121,7 +121,7 @@ def moments(rows: Sequence[Row]) -> tuple[float, float]:
     return mean, sum((x - mean) ** 2 for x in numbers) / max(len(numbers) - 1, 1)
 
 
-def whitened(rows: Sequence[Row], keep_mean: bool = False) -> list[Row]:
+def whiten(rows: Sequence[Row], keep_mean: bool = False) -> list[Row]:
     "In units of their standard deviation."
     mean, var = moments(rows)
     return [[(x - mean) / math.sqrt(var + 1e-8) + keep_mean * mean for x in row] for row in rows]
@@ -158,13 +158,13 @@ def targets_of(
     "Rewards, advantages and returns of a batch, row by row."
     price = price_in_rewards(kl_coef, args)
     rewards = [rewards_of(*row, price) for row in zip(kl, scores)]
-    used = whitened(rewards, keep_mean=True) if args.whiten_rewards else rewards
+    used = whiten(rewards, keep_mean=True) if args.whiten_rewards else rewards
     if args.advantage_estimator not in BY_HAND:
         return Targets(used, None, None)
     if args.advantage_estimator == "grpo" and steps is not None:
-        return Targets(rewards, of_steps(rewards, steps, args.num_generations), None)
+        return Targets(rewards, step_advantages(rewards, steps, args.num_generations), None)
     if args.advantage_estimator != "gae":
-        return Targets(rewards, against_others(rewards, [len(row) for row in kl], args), None)
+        return Targets(rewards, group_advantages(rewards, [len(row) for row in kl], args), None)
     plain, returns = [], []
     for row, row_values, n, ended in zip(used, values or (), map(len, kl), stopped):
         along = row_values[:n]
@@ -176,14 +176,14 @@ def targets_of(
         lam = lam if args.lam_value is None else args.lam_value
         target = gae_of(row, along, after, args.gamma, lam)
         returns.append([a + v for a, v in zip(target, along)])
-    return Targets(used, whitened(plain), returns)
+    return Targets(used, whiten(plain), returns)
 
 
-def against_others(rewards: Sequence[Row], lengths: Sequence[int], args: Any) -> list[Row]:
+def group_advantages(rewards: Sequence[Row], lengths: Sequence[int], args: Any) -> list[Row]:
     "Advantages without a value model: 2402.14740, 2402.03300, 2503.20783, 2501.03262."
     if args.advantage_estimator == "reinforce_pp":
         to_go = [gae_of(row, [0.0] * len(row), 0.0, args.gamma, 1.0) for row in rewards]
-        return whitened(to_go)
+        return whiten(to_go)
     earned, k = [sum(row) for row in rewards], args.num_generations
     advantages = []
     for i, n in enumerate(lengths):
@@ -196,7 +196,7 @@ def against_others(rewards: Sequence[Row], lengths: Sequence[int], args: Any) ->
     return advantages
 
 
-def of_steps(rewards: Sequence[Row], steps: Sequence[Sequence[int]], k: int) -> list[Row]:
+def step_advantages(rewards: Sequence[Row], steps: Sequence[Sequence[int]], k: int) -> list[Row]:
     """Each step in units of the steps of its group, and for a token all that end at it or later.
     2402.03300, section 4.1.3."""
     advantages = [[0.0] * len(row) for row in rewards]
@@ -219,7 +219,7 @@ def of_steps(rewards: Sequence[Row], steps: Sequence[Sequence[int]], k: int) -> 
 
 
 class Sums(NamedTuple):
-    "Of one episode: what is added to the loss, and to what is logged."
+    "What one episode adds to the loss, and to what is logged."
 
     policy: Tensor
     value: Tensor
@@ -271,7 +271,7 @@ def sums_of(
 
 
 def weight_of(length: int, lengths: Sequence[int], args: Any) -> float:
-    "Of each token of a response, in a sum that is divided by the mini-batch's tokens."
+    "Weight of a response's tokens in a sum that is divided by the mini-batch's tokens."
     if args.loss_aggregation == "token_mean":
         return 1.0
     own = length if args.loss_aggregation == "sequence_mean" else args.response_length
@@ -279,7 +279,7 @@ def weight_of(length: int, lengths: Sequence[int], args: Any) -> float:
 
 
 def total_loss(sums: Sequence[Sums], tokens: int, args: Any, kl_coef: float) -> Tensor:
-    "Of a mini-batch: policy + vf_coef value - entropy_coef entropy, per token."
+    "Loss of a mini-batch: policy + vf_coef value - entropy_coef entropy, per token."
     add: Callable[[str], Tensor] = lambda name: torch.stack([getattr(s, name) for s in sums]).sum()
     policy = add("policy") - args.entropy_coef * add("entropy") + kl_coef * add("kl")
     return (policy + args.vf_coef * add("value")) / tokens

@@ -139,14 +139,14 @@ class Checks:
         return path
 
     def _repr_html_(self) -> str:
-        from rlhf_nb.ui.html import element, safe_text, sheet, themed
+        from rlhf_nb.ui.html import element, safe_text, sheet, themed_markup
 
         lead = [element("p", safe_text(x)) for x in (self.verdict, self.note) if x]
         heads, rows = ("State", "Check", "Measured", "Expected, and why", "Look at"), self.rows()
         columns = 5 if any(row[4] for row in rows) else 4
         table = table_of(heads[:columns], [row[:columns] for row in rows])
         body = sheet(element("h3", safe_text(self.title)), *lead, table)
-        return themed(body, sheets=("sheet.css", "checks.css"))
+        return themed_markup(body, sheets=("sheet.css", "checks.css"))
 
     def __rich__(self) -> Table:
         from rich.box import SIMPLE_HEAD

@@ -26,7 +26,7 @@ LADDER: tuple[Rung, ...] = (*rungs_rollout.RUNGS, *rungs_update.RUNGS)
 COLUMNS = ("prompt", "chosen", "rejected")  # of the user's pairs
 
 
-def checked_pairs(
+def check_pairs(
     pairs: Iterable[Any] | None,  # rows with prompt, chosen (good) and rejected (bad) answers
     name: str = "pairs",  # that an error calls them
 ) -> list[dict[str, Any]] | None:
@@ -86,7 +86,7 @@ def price_of(subject: Subject) -> Price:
     "From the time of one small rollout and update of a copy."
     seconds, why = math.nan, ""
     try:
-        trainer = subject.still(LOOKED_AT)
+        trainer = subject.still_copy(LOOKED_AT)
         trainer.prepare()
         start = time.perf_counter()
         trainer.step(subject.batch(trainer.args.batch_size))
@@ -107,7 +107,7 @@ def preflight(
     """Is it wired up right? Checks of the trainer's own models, data and settings on copies of what
     is trained. Its weights, folder, random states and data order stay as they are. Raises
     ValueError without training prompts, under a launcher, and on pairs with other columns."""
-    start, given = time.perf_counter(), checked_pairs(pairs)
+    start, given = time.perf_counter(), check_pairs(pairs)
     of = "" if len(rungs) >= len(LADDER) else " of the whole ladder"
     subject = Subject(trainer, given)
     with random_state_kept(), quiet_bars(True), no_bars(quiet=True):

@@ -24,7 +24,7 @@ def greedy(policy: Any, prompts: list[list[int]], tokens: int, device: Any) -> l
     return responses
 
 
-def written(
+def write(
     folder: str,
     prompts: list[list[int]],
     tokens: int,  # of each response
@@ -38,4 +38,4 @@ def written(
 
 
 if __name__ == "__main__":
-    print(json.dumps(written(**json.loads(sys.argv[1]))))
+    print(json.dumps(write(**json.loads(sys.argv[1]))))

@@ -1,293 +1,296 @@
-"""One update of a run again: the checkpoint before it, its saved rollout, other settings; nothing
-is sampled. The same settings give what the run did, bit for bit, which is checked each time."""
+"""One update of a run again with other settings: the checkpoint before it and its saved rollout.
+Nothing is sampled or judged. The run's own settings give what the run did, bit for bit."""
 
 from __future__ import annotations
 
+import copy
 import json
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
-from torch import Tensor
-from transformers import TrainerCallback
 
-from rlhf_nb.base.files import write_text_atomic
+from rlhf_nb.base.errors import did_you_mean
+from rlhf_nb.base.fields import facts_of, settings_that_say
 from rlhf_nb.base.loading import no_bars
 from rlhf_nb.base.random_state import random_state_kept
-from rlhf_nb.diagnose.checks import Check, Checks
-from rlhf_nb.diagnose.replay_outcome import Outcome
-from rlhf_nb.diagnose.replay_record import Record, record_of, trainer_of
-from rlhf_nb.diagnose.replay_settings import arguments, check_settings, in_same_batch
-from rlhf_nb.diagnose.replay_view import replay_markup, replay_page
+from rlhf_nb.checkpoint import MANIFEST, verify
+from rlhf_nb.losses import policy_diagnostics
+from rlhf_nb.models import load_policy, load_scorer, load_tokenizer
 from rlhf_nb.ppo import final_scores
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
-from rlhf_nb.training.resume import changes_text
-from rlhf_nb.ui.run_files import merged
-from rlhf_nb.update import Metrics, charge
+from rlhf_nb.training.folders import checkpoints
+from rlhf_nb.training.logs import logged_rows
+from rlhf_nb.training.metrics import metric_of
+from rlhf_nb.training.resume import changes_text, saved_run
+from rlhf_nb.ui.run_files import left_out, ranges_of, rollout_files
+from rlhf_nb.update import charge
+
+FIXED = {  # settings of an update whose other values need what checkpoint and rollout do not hold
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "total_episodes", "max_steps"),
+    *("normalize_scores", "kl_estimator", "advantage_estimator", "value_learning_rate"),
+}
+CHANGEABLE = [x for x in settings_that_say(PPOConfig, "update", "rewards") if x not in FIXED]
+UNUSED = {*settings_that_say(PPOConfig, "run", "refused", "compiler", "unreplayed")}
+AFTER = {  # numbers of one forward pass after the update, in words
+    "after/approxkl": "KL between the policy before and after the update",
+    "after/clipfrac": "share of tokens outside the clip range after it",
+}
 
 
-class Steps(TrainerCallback):
-    "Keeps the numbers of each optimizer step: means over its tokens."
+# ---- Settings ----
 
-    def __init__(self) -> None:
-        self.seen: list[dict[str, float]] = []
 
-    def ppo_step(self, sums: dict[str, float], norm: float) -> None:
-        means = {name: x / sums["tokens"] for name, x in sums.items() if name != "tokens"}
-        self.seen.append(means | dict(tokens=sums["tokens"], grad_norm=norm))
+def check_names(names: Mapping[str, Any] | list[str], flag: str = "") -> None:
+    "Raises ValueError on a setting that a replay does not read. `flag` is put before its name."
+    for name in names:
+        facts = facts_of(PPOConfig).get(name)
+        if facts is None:
+            raise ValueError(f"there is no setting {flag}{name}.{did_you_mean(name, CHANGEABLE)}")
+        if name not in CHANGEABLE:
+            why = f"an update does not read it ({', '.join(sorted(facts))})"
+            if name in FIXED:
+                why = "checkpoint and rollout hold only what the run's value of it needs"
+            raise ValueError(f"{flag}{name} cannot be changed in a replay: {why}.")
+
+
+def make_args(settings: Mapping[str, Any], folder: str) -> PPOConfig:
+    "Settings of a trainer that does one update and reports to nobody. Raises ValueError."
+    defaults = {f.name: f.default for f in fields(PPOConfig) if f.init}
+    names = defaults.keys() & settings.keys() - UNUSED
+    changed = {name: settings[name] for name in names if settings[name] != defaults[name]}
+    if not changed.get("gradient_checkpointing"):  # an older name, which warns even where it is off
+        changed.pop("gradient_checkpointing", None)
+    quiet: dict[str, Any] = dict(report_to="none", save_strategy="no", num_sample_generations=0)
+    return PPOConfig(folder, **changed, **quiet, disable_tqdm=True)
+
+
+# ---- What the run keeps ----
+
+
+def find_checkpoint(folder: Path, update: int) -> Path:
+    "The checkpoint before an update. Raises ValueError where it or the rollout is not there."
+    rollouts, saved = rollout_files(folder), {path.name for path in checkpoints(folder)}
+    both = [k for k in rollouts if f"checkpoint-{k}" in saved]
+    can = f" Updates that can be replayed: {ranges_of(both)}." if both else ""
+    if update not in rollouts:
+        why = left_out(folder, update) or " Train with save_rollouts (--save_rollouts)."
+        raise ValueError(f"{folder} has no rollout of update {update}.{why}{can}")
+    if f"checkpoint-{update}" not in saved:
+        how = "save_start (--save_start)" if update == 0 else "save_steps=1 (--save_steps 1)"
+        raise ValueError(
+            f"{folder} has no checkpoint-{update}, the state before update {update}: train with "
+            f"{how}.{can}"
+        )
+    checkpoint = folder / f"checkpoint-{update}"
+    verify(checkpoint)
+    if not (checkpoint / "optimizer.pt").is_file():
+        raise ValueError(
+            f"{checkpoint} has no optimizer.pt: save_only_model, FSDP and DeepSpeed leave it out."
+        )
+    return checkpoint
+
+
+def surroundings_of(checkpoint: Path) -> dict[str, Any]:
+    "What the run computed with: precision, attention, micro-batches."
+    return json.loads((checkpoint / "ppo_state.json").read_text())["made"]
+
+
+@contextmanager
+def threads_of(checkpoint: Path) -> Iterator[None]:
+    "As many CPU threads as the run had: another number adds up in another order."
+    threads = torch.get_num_threads()
+    torch.set_num_threads(surroundings_of(checkpoint)["threads"])
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def settings_of(checkpoint: Path) -> dict[str, Any]:
+    "All settings that a checkpoint records of its run."
+    run = saved_run(checkpoint)
+    names = settings_that_say(PPOConfig, "names")
+    return {name: run[name] for name in names if name in run} | run["settings"]
+
+
+def load_model(
+    load: Callable[..., Any],  # load_policy or load_scorer
+    folder: Path,  # of the policy or the value model in a checkpoint
+    model: Any,  # the run's, which is copied; None: the folder tells
+    made: Mapping[str, Any],  # how it computed
+) -> Any:
+    "A model of a checkpoint. Raises ValueError where the folder alone does not tell what it is."
+    if model is not None:
+        return copy.deepcopy(model)
+    how = dict(attn_implementation=made["attention"]) if made.get("attention") else {}
+    path, name = folder / "adapter_config.json", str(folder)
+    if adapter := json.loads(path.read_text()) if path.is_file() else {}:
+        name = adapter.get("base_model_name_or_path", "")
+    if not name or not (adapter or (folder / "config.json").is_file()):
+        raise ValueError(
+            f"{folder} does not tell which model it is of: make the run's PPOTrainer again, and "
+            "give that to replay(trainer, ...) instead of the folder."
+        )
+    dtype = getattr(torch, made.get("dtype", "float32")) if adapter else "auto"
+    model = load(name, dtype=dtype, **how)
+    if adapter:
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(name not in made.get("fixed", ()))
+    return model
+
+
+@dataclass(frozen=True)
+class Source:
+    "One update as a run's folder keeps it."
+
+    update: int
+    checkpoint: Path  # the state before it
+    rollouts: list[Path]  # a file a rank
+    settings: dict[str, Any]  # that it was done with
+    logged: dict[str, float]  # of this update alone; empty: it was logged with others, or not yet
+    trainer: PPOTrainer | None  # the run's; None: its folder alone is known
+
+    def rollout(self, rank: int, ranks: int) -> Rollout:
+        "A rank's episodes. Raises ValueError where the run had another number of ranks."
+        if ranks != (made_by := len(self.rollouts)):
+            raise ValueError(
+                f"update {self.update} was made by {made_by} processes, and this is {ranks}: use "
+                f"rlhf-nb launch --num_processes {made_by} -m rlhf_nb.cli replay ..."
+            )
+        return Rollout.load(self.rollouts[rank])
+
+    def make_trainer(self, settings: Mapping[str, Any], folder: str) -> PPOTrainer:
+        "A trainer without judges and data, in the state before the update."
+        saved, run = self.checkpoint, self.trainer
+        made, before = surroundings_of(saved), settings_of(saved)
+        policy = load_model(load_policy, saved, run and run.policy, made["policy"])
+        tokenizer = load_tokenizer(str(saved)) if run is None else run.processing_class
+        value = None
+        if (saved / "value").is_dir() and not settings["share_value_trunk"]:
+            given = run and run.pair.value
+            value = load_model(load_scorer, saved / "value", given, made["value"])
+        args = make_args(settings, folder)
+        trainer = PPOTrainer(args, tokenizer, policy, None, no_judge, value_model=value)
+        trainer.restore(saved, {x for x in settings if before.get(x) != settings[x]})
+        return trainer
+
+
+def no_judge(prompts: list[str], responses: list[str], **columns: Any) -> list[float]:
+    "In the place of a reward: the scores of a replay are in the rollout."
+    raise RuntimeError("a replay uses the scores of the rollout.")
+
+
+def source_of(run: str | Path | PPOTrainer, update: int) -> Source:
+    "One update of a run. Raises FileNotFoundError or ValueError where the folder does not have it."
+    trainer = run if isinstance(run, PPOTrainer) else None
+    folder = Path(run.output_dir if isinstance(run, PPOTrainer) else run)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}: give the output_dir of a run.")
+    if (folder / "ppo" / "rollouts").is_dir():  # of a demo
+        folder = folder / "ppo"
+    checkpoint = find_checkpoint(folder, update)
+    # A resume may have changed settings: those of this update are in the next checkpoint.
+    sealed = [path for path in checkpoints(folder) if (path / MANIFEST).is_file()]
+    later = [path for path in sealed if int(path.name.split("-")[1]) > update]
+    settings, made = settings_of([*later, checkpoint][0]), surroundings_of(checkpoint)
+    settings |= {x: made[x] for x in ("micro_batch_tokens", "trim_padding") if x in made}
+    files, rows = rollout_files(folder)[update], logged_rows(folder)
+    logged = {row["step"]: row for row in rows if "objective/kl" in row}
+    line = logged.get(update + 1, {}) if update == 0 or update in logged else {}  # of it alone
+    return Source(update, checkpoint, files, settings, line, trainer)
 
 
 # ---- The update ----
 
 
-def tensors_of(r: Rollout) -> dict[str, Tensor]:
-    "The tensors that a rollout has, by name."
-    return {name: x for name in TENSORS if (x := getattr(r, name)) is not None}
-
-
-def ready(trainer: PPOTrainer, saved: Rollout, was: Mapping[str, Any]) -> Rollout:
-    "Scores, KL, rewards and advantages from the judges' raw scores, as the trainer makes them."
+def prepare_rollout(trainer: PPOTrainer, saved: Rollout) -> Rollout:
+    "Scores, rewards and advantages from the judges' raw scores, as the trainer makes them."
+    tensors = {name: x for name in TENSORS if (x := getattr(saved, name)) is not None}
+    r = saved.with_(**{name: x.to(trainer.layout.device) for name, x in tensors.items()})
     args, reduce = trainer.args, trainer.layout.sum
-    r = saved.with_(**{name: x.to(trainer.layout.device) for name, x in tensors_of(saved).items()})
-    if args.kl_estimator != was["kl_estimator"]:
-        r = r.with_(kl=trainer.kl(r, r.logprobs, r.ref_logprobs))
-    final = final_scores(r.raw_scores, r.stopped, args, trainer.moments, reduce, r.mask)
-    r = charge(r.with_(scores=final), args, trainer.controller.value)
+    scores = final_scores(r.raw_scores, r.stopped, args, trainer.moments, reduce, r.mask)
+    r = charge(r.with_(scores=scores), args, trainer.controller.value)
     return trainer.advantages(r)
 
 
 @torch.no_grad()
-def recomputed_by(trainer: PPOTrainer, r: Rollout) -> Rollout:
-    "The rollout with the log-probs and values of the models as they are now."
-    outputs = lambda part: trainer.forward(trainer.model_wrapped, part)[::2]
-    measure = lambda part: tuple(x for x in outputs(part) if x is not None)
-    logprobs, *values = trainer.forward.over(r, measure)
-    return r.with_(logprobs=logprobs, values=values[0] * r.mask if values else None)
+def movement(trainer: PPOTrainer, r: Rollout) -> dict[str, float]:
+    "KL between the policy before and after an update, and the share of tokens that it clips."
+    forward, model = trainer.forward, trainer.model_wrapped
+    (logprobs,) = forward.over(r, lambda part: forward(model, part)[:1])
+    clip = trainer.args.cliprange, trainer.args.cliprange_high
+    sums = policy_diagnostics(logprobs, r.logprobs, r.advantages, r.mask, *clip)
+    total = {name: trainer.layout.sum(x).item() for name, x in sums.items()}
+    return {name: total[name.split("/")[1]] / total["tokens"] for name in AFTER}
 
 
-def of_all_ranks(r: Rollout) -> Rollout:
-    "The ranks' episodes as one rollout, in the host's memory."
-    return merged(gather_object([r.with_(**{name: x.cpu() for name, x in tensors_of(r).items()})]))
+def update_again(
+    source: Source,
+    changes: Mapping[str, Any],  # settings of it that change
+) -> tuple[PPOTrainer, Rollout, dict[str, float]]:  # after the update; what it learnt from
+    "The update with some settings. Raises FloatingPointError where it diverges."
+    quiet, threads = no_bars(quiet=True), threads_of(source.checkpoint)
+    with quiet, threads, random_state_kept(), tempfile.TemporaryDirectory() as folder:
+        trainer = source.make_trainer({**source.settings, **changes}, folder)
+        saved = source.rollout(trainer.args.process_index, trainer.args.world_size)
+        r = prepare_rollout(trainer, saved)
+        metrics = dict(trainer.update(r))
+        return trainer, r, metrics | movement(trainer, r)
 
 
-def do_again(record: Record, changes: Mapping[str, Any]) -> Outcome:
-    """The update with some settings changed; without any, compared with what the run did. Raises
-    ValueError on settings that do not go together, FloatingPointError where it diverges."""
-    made: dict[str, Any] = {
-        k: record.made[k] for k in ("micro_batch_tokens", "trim_padding") if k in record.made
-    }
-    start = time.perf_counter()
-    with no_bars(quiet=True), random_state_kept(), tempfile.TemporaryDirectory() as scratch:
-        args = arguments({**record.settings, **made, **changes}, Path(scratch))
-        saved = record.rollout(args.process_index, args.world_size)
-        trainer, steps = trainer_of(record, args), Steps()
-        if not trainer.layout.in_place:
-            raise ValueError(
-                f"this is {trainer.layout.describe()}: an update is replayed on one process, or on "
-                "several under DDP."
-            )
-        trainer.add_callback(steps)
-        trainer.restore(record.checkpoint, record.changed | set(changes))
-        r = ready(trainer, saved, record.settings)
-        first = recomputed_by(trainer, r)
-        metrics = trainer.update(r)
-        last = recomputed_by(trainer, r)
-        unequal = {} if changes else differences(trainer, record, (saved, first, r), metrics)
-    clip, seconds = (args.cliprange, args.cliprange_high), time.perf_counter() - start
-    both, device = (of_all_ranks(r), of_all_ranks(last)), trainer.layout.device.type
-    return Outcome(metrics, steps.seen, *both, clip, seconds, device, unequal)
-
-
-# ---- Whether it is what the run did ----
-
-
-def unlike(a: Any, b: Any, at: str = "") -> list[str]:
-    "Where two nested values differ in any bit."
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return [] if a.shape == b.shape and bool((a.cpu() == b.cpu()).all()) else [at]
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        names = [name for name in a if name in b]
-        lost = [f"{at}.{name}" for name in {*a} ^ {*b}]
-        return lost + [x for name in names for x in unlike(a[name], b[name], f"{at}.{name}")]
-    if isinstance(a, Sequence) and isinstance(b, Sequence) and not isinstance(a, str):
-        same = len(a) == len(b)
-        pairs = enumerate(zip(a, b))
-        return [x for i, (p, q) in pairs for x in unlike(p, q, f"{at}.{i}")] if same else [at]
-    return [] if a == b else [at]
-
-
-def state_unlike(trainer: PPOTrainer, after: Path) -> list[str]:
-    "Parts of optimizer, schedule, controller and moments that differ from a checkpoint's."
-    load = lambda name: torch.load(after / name, map_location="cpu", weights_only=True)
-    state = json.loads((after / "ppo_state.json").read_text())
-    own = json.loads(json.dumps(trainer.run_state() | dict(update_count=trainer.update_count)))
-    names = "controller", "moments", "update_count"
-    return [
-        *unlike(trainer.optimizer.state_dict(), load("optimizer.pt"), "optimizer"),
-        *unlike(trainer.lr_scheduler.state_dict(), load("scheduler.pt"), "scheduler"),
-        *(name for name in names if own[name] != state[name]),
-    ]
-
-
-def weights_unlike(trainer: PPOTrainer, after: Path) -> list[str]:
-    "Weights that loading a checkpoint changes."
-    before = {name: x.detach().clone() for name, x in trainer.pair.state_dict().items()}
-    trainer.read_model(after, trainer.pair)
-    return unlike(before, dict(trainer.pair.state_dict()), "weights")
-
-
-def differences(
-    trainer: PPOTrainer,  # after the update; the checkpoint after it is loaded into it
-    record: Record,
-    rollouts: tuple[Rollout, Rollout, Rollout],  # as saved, as the models see it, as learnt from
-    metrics: Metrics,
-) -> dict[str, list[str]]:  # by check; one that the folder cannot tell is left out
-    "Everything in which an update differs from what the run kept of it, in any bit, on any rank."
-    saved, recomputed, made = rollouts
-    of_models, of_rewards = (
-        ("logprobs", "values"),
-        ("kl", "scores", "rewards", "advantages", "returns"),
-    )
-    part = lambda r, names: {name: x for name, x in tensors_of(r).items() if name in names}
-    unequal = {
-        "log-probs": unlike(part(recomputed, of_models), part(saved, of_models)),
-        "rewards": unlike(part(made, of_rewards), part(saved, of_rewards)),
-    }
-    if record.line is not None:
-        logged = {name: x for name, x in record.line.items() if name in metrics}
-        unequal["metrics"] = unlike({name: metrics[name] for name in logged}, logged)
-    if record.after is not None:
-        unequal["state"] = state_unlike(trainer, record.after)
-        unequal["weights"] = weights_unlike(trainer, record.after)
-    everywhere: list[dict[str, list[str]]] = gather_object([unequal])
-    return {name: sorted({x for one in everywhere for x in one[name]}) for name in unequal}
-
-
-CHECKS = {  # name: what is compared, what is looked at when it differs, what keeps it
-    "log-probs": (
-        "the checkpoint's models give the log-probs and values of the rollout",
-        "checkpoint and rollout are of two runs, or the run computed on another device",
-        "",
-    ),
-    "rewards": (
-        "scores, rewards, advantages and returns are those of the rollout",
-        "a setting was changed while the run went on, or the running moments are of another place",
-        "",
-    ),
-    "metrics": (
-        "every metric is that of the run's log",
-        "a setting was changed while the run went on, or another machine rounds otherwise",
-        "logging_steps=1 logs each update alone",
-    ),
-    "state": (
-        "optimizer, schedule, kl_coef and moments are those of the checkpoint after it",
-        "the learning rate was changed while the run went on",
-        "save_steps=1 keeps the checkpoint after each update",
-    ),
-    "weights": (
-        "every weight is that of the checkpoint after it",
-        "see the checks above; the first that fails is the cause",
-        "save_steps=1 keeps the checkpoint after each update",
-    ),
-}
-
-
-def checks_of(unequal: Mapping[str, list[str]]) -> Checks:
-    "The same as checks: passed where nothing differs, skipped where the run did not keep it."
-
-    def check(name: str) -> Check:
-        expected, advice, keeps = CHECKS[name]
-        if name not in unequal:
-            return Check(
-                name, False, True, f"skipped: the run kept none ({keeps})", expected, advice
-            )
-        lost = [part.lstrip(".") for part in unequal[name]]
-        names = ", ".join(lost[:3]) + f" and {len(lost) - 3} more" * (len(lost) > 3)
-        said = f"not the same: {names}" if lost else "the same, bit for bit"
-        return Check(name, not lost, False, said, expected, advice)
-
-    return Checks(tuple(check(name) for name in CHECKS))
-
-
-# ---- Two of them side by side ----
+# ---- Before and after ----
 
 
 @dataclass(frozen=True)
 class Replay:
-    "One update as it was and as replayed."
+    "The numbers of an update with the run's settings, and with others."
 
-    record: Record
-    settings: dict[str, tuple[Any, Any]]  # what was varied: as it was, as replayed
-    was: Outcome
-    now: Outcome  # the same object where nothing was varied
-
-    @property
-    def checks(self) -> Checks:
-        "What the update with the run's own settings was compared with."
-        return checks_of(self.was.differences)
+    update: int
+    settings: dict[str, tuple[Any, Any]]  # that were changed: the run's value and the new one
+    was: dict[str, float]
+    now: dict[str, float]
+    logged: dict[str, float]  # by the run; empty: not this update alone
 
     @property
-    def same(self) -> bool:
-        """Whether the run's own settings give, bit for bit, all that the run kept of this update;
-        its metrics or its weights must be among that."""
-        compared = {"metrics", "weights"} & set(self.was.differences)
-        return bool(compared) and not any(self.was.differences.values())
-
-    @property
-    def words(self) -> str:
-        "What was varied; whether the bits can be the same."
-        return changes_text(self.settings, PPOConfig) if self.settings else "the run's own settings"
-
-    @property
-    def elsewhere(self) -> str:
-        "In what this machine differs from the run's; empty: in nothing that is known."
-        made, device = self.record.made, self.was.device
-        now = dict(torch=torch.__version__, threads=torch.get_num_threads(), device=device)
-        other = [f"{k} {made[k]} (here {x})" for k, x in now.items() if made.get(k, x) != x]
-        return f"The run computed with {', '.join(other)}: not bit for bit." if other else ""
-
-    def save_html(self, path: str | Path, episodes: Sequence[int] | None = None) -> Path:
-        "Write one page that needs no kernel and no network."
-        write_text_atomic(path, replay_page(self, episodes))
-        return Path(path)
+    def same(self) -> bool | None:
+        "Whether the run's settings give all that the run logged, in every bit; None: not logged."
+        names = [name for name in self.logged if name in self.was]
+        return all(self.logged[name] == self.was[name] for name in names) if names else None
 
     def __repr__(self) -> str:
-        verdict = "the same" if self.same else "not shown to be the same"
-        return f"Replay(update {self.record.update}: {self.words}; own settings {verdict})"
-
-    def _repr_html_(self) -> str:
-        return replay_markup(self)
-
-
-def replayed(record: Record, was: Outcome, settings: Mapping[str, Any]) -> Replay:
-    "An update with some settings varied, beside the same with the run's own. Raises ValueError."
-    check_settings(settings, record.settings)
-    settings = in_same_batch(settings, record.settings)
-    varied = {k: x for k, x in settings.items() if x != record.settings.get(k)}
-    now = do_again(record, varied) if varied else was
-    return Replay(record, {k: (record.settings.get(k), x) for k, x in varied.items()}, was, now)
-
-
-def replay_of(record: Record, settings: Mapping[str, Any]) -> Replay:
-    "`replay` of what a run keeps of an update."
-    check_settings(settings, record.settings)
-    return replayed(record, do_again(record, {}), settings)
+        label = lambda name: AFTER.get(name) or metric_of(name).label
+        rows = [(label(k), f"{self.was[k]:.4g}", f"{self.now[k]:.4g}") for k in self.now]
+        rows = [("number", "as it was", "replayed"), *rows]
+        gives = {True: "give", False: "do NOT give", None: "cannot be compared with"}[self.same]
+        title = f"Update {self.update}: {changes_text(self.settings, PPOConfig) or 'unchanged'}"
+        table = [f"{words:54}{was:>12}{now:>12}" for words, was, now in rows]
+        verdict = f"The run's own settings {gives} what the run logged of this update, bit for bit."
+        return "\n".join([title, *table, verdict])
 
 
 def replay(
-    run: Any,  # the folder of a run with checkpoints and rollouts, or its PPOTrainer
-    update: int | None = None,  # from 0: the k-th starts from checkpoint-k
-    *,
-    model: Any = None,  # the policy, or an adapter's base, where the folder cannot tell
-    value_model: Any = None,  # the same of the value model
-    **settings: Any,  # of PPOConfig, those that are varied
+    run: str | Path | PPOTrainer,  # a folder with checkpoints and rollouts, or its trainer
+    update: int,  # from 0: the k-th starts from checkpoint-k
+    **settings: Any,  # of PPOConfig, those that change
 ) -> Replay:
-    """One update of a run again with other settings, nothing sampled, beside what it was. Raises
-    ValueError on a setting of the sampling, and where the run did not keep what is needed."""
-    return replay_of(record_of(run, update, model, value_model), settings)
+    """One update of a run with its settings and with others, from the same rollout. Raises
+    ValueError on a setting that an update does not read, and where the run did not keep what is
+    needed."""
+    check_names(settings)
+    source = source_of(run, update)
+    old = source.settings
+    changes = {name: x for name, x in settings.items() if x != old.get(name)}
+    make_args({**old, **changes}, tempfile.gettempdir())  # refuses before there is any work
+    was = update_again(source, {})[2]
+    now = update_again(source, changes)[2] if changes else was
+    pairs = {name: (old.get(name), x) for name, x in changes.items()}
+    return Replay(update, pairs, was, now, source.logged)

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.checks import Finding, Rung, not_here, rung
-from rlhf_nb.diagnose.subject import Observed, Subject, apart, close, compared, farthest, rows_apart
+from rlhf_nb.diagnose.subject import (
+    Observed,
+    Subject,
+    close,
+    compare_by_hand,
+    farthest,
+    relative_gap,
+    row_gap,
+)
 from rlhf_nb.encoding import plain_ids, prompt_text, template_settings
 from rlhf_nb.masks import on_tokens, score_sums
 from rlhf_nb.rollout import Rollout
@@ -196,7 +204,7 @@ def sampling(subject: Subject) -> Finding:
 def policy(subject: Subject) -> Finding:
     "Log-probs of the rollout against those of the plain model, a row at a time."
     by_model = lambda x: farthest(x.sampled.logprobs, [y.logprobs for y in x.hand.policy])
-    return compared(subject, by_model, " nats")
+    return compare_by_hand(subject, by_model, " nats")
 
 
 @rung(
@@ -209,7 +217,7 @@ def policy(subject: Subject) -> Finding:
 def reference(subject: Subject) -> Finding:
     "The same of the reference."
     by_model = lambda x: farthest(x.sampled.ref_logprobs, [y.logprobs for y in x.hand.reference])
-    return compared(subject, by_model, " nats")
+    return compare_by_hand(subject, by_model, " nats")
 
 
 @rung(
@@ -219,7 +227,7 @@ def reference(subject: Subject) -> Finding:
     "eval mode (definition)",
     "how ref_model was made: copy.deepcopy(policy).eval().requires_grad_(False)",
 )
-def frozen(subject: Subject) -> Finding:
+def reference_weights(subject: Subject) -> Finding:
     "That the reference holds weights of its own, which do not learn."
     trainer = subject.trainer
     if trainer.ref_model is None:
@@ -246,8 +254,10 @@ def kl(subject: Subject) -> Finding:
     "The KL of each token by hand, where the policy was moved away from the reference."
     estimator = subject.args.kl_estimator
     by_formula = lambda x: [torch.tensor(x.hand.kl(i, estimator)) for i in range(len(x.sampled))]
-    passed, text = compared(subject, lambda x: farthest(x.sampled.kl, by_formula(x)), " nats")
-    mean = subject.moved.metrics["objective/kl"]
+    passed, text = compare_by_hand(
+        subject, lambda x: farthest(x.sampled.kl, by_formula(x)), " nats"
+    )
+    mean = subject.off_policy.metrics["objective/kl"]
     return Finding(
         passed, f"{text}; {mean:.2f} nats a response where the policy was changed a little"
     )
@@ -292,15 +302,17 @@ def judges(subject: Subject) -> Finding:
     r = subject.start.scored.select(list(range(min(len(subject.start.scored), 16))))
     order = list(range(len(r)))
     with torch.no_grad():
-        batch = judged(subject, r)
-        turned = judged(subject, r.select(order[::-1]))
-        alone = [judged(subject, r.select([i])) for i in order]
+        batch = judge_scores(subject, r)
+        turned = judge_scores(subject, r.select(order[::-1]))
+        alone = [judge_scores(subject, r.select([i])) for i in order]
     gaps = {}
     for name, scores in batch.items():
         others = [turned[name].flip(0), torch.cat([x[name] for x in alone])]
-        gaps[name] = max(apart(x, scores) for x in others)
+        gaps[name] = max(relative_gap(x, scores) for x in others)
         if name in hand:
-            gaps[name] = max(gaps[name], apart(score_sums(scores), hand[name][: len(scores)]))
+            gaps[name] = max(
+                gaps[name], relative_gap(score_sums(scores), hand[name][: len(scores)])
+            )
     text = ", ".join(f"{name} {gap:.1e}" for name, gap in gaps.items())
     text = f"{text} apart at most over batch, order and padding (allowed {limit:g})"
     if trainer.judges.tokenizer is None and hand:
@@ -311,7 +323,7 @@ def judges(subject: Subject) -> Finding:
     return Finding(max(gaps.values()) <= limit, text)
 
 
-def judged(subject: Subject, r: Rollout) -> dict[str, Tensor]:  # [B, T] by judge
+def judge_scores(subject: Subject, r: Rollout) -> dict[str, Tensor]:  # [B, T] by judge
     "Scores of tokens, 0 where there is none; that of a response is on its last token."
     trainer = subject.trainer
     columns = {k: x for k, x in r.columns.items() if not k.startswith("score/")}  # of a judge
@@ -332,7 +344,7 @@ def raw_by_hand(observed: Observed, subject: Subject) -> Tensor | None:  # [B, T
     if judges.ensemble is not None:
         return None
     with torch.no_grad():
-        scores = judged(subject, observed.scored)
+        scores = judge_scores(subject, observed.scored)
     return torch.stack([judges.weights[name] * x.double() for name, x in scores.items()]).sum(0)
 
 
@@ -350,8 +362,8 @@ def scores(subject: Subject) -> Finding:
     raw, r = raw_by_hand(observed, subject), observed.scored
     pairs = zip(score_rows(r.raw_scores, r), r.stopped.tolist())
     ours = [by_hand.final_scores(x, ended, args, *observed.moments) for x, ended in pairs]
-    gap = rows_apart(r.scores if r.scores.dim() == 2 else r.scores[:, None], ours)
-    gap = gap if raw is None else max(gap, apart(on_tokens(r.raw_scores, r.mask), raw))
+    gap = row_gap(r.scores if r.scores.dim() == 2 else r.scores[:, None], ours)
+    gap = gap if raw is None else max(gap, relative_gap(on_tokens(r.raw_scores, r.mask), raw))
     text = f"{gap:.1e} apart at most (allowed {limit:g})"
     if args.missing_eos_penalty is not None or args.non_eos_penalty:
         text += f"; {1 - r.stopped.float().mean().item():.0%} are charged for a missing stop token,"
@@ -369,7 +381,7 @@ def reversed_pairs(r: Rollout) -> float:
     return (changed.sum() / decided.sum().clamp(min=1)).item()
 
 
-def worse(text: str, kind: str) -> str:
+def worsen(text: str, kind: str) -> str:
     "A bad version of a reference."
     words = text.split()
     random.Random(0).shuffle(words)
@@ -381,7 +393,7 @@ def wins(good: Tensor, bad: Tensor) -> tuple[int, int]:
     return int((good > bad).sum()), int((good < bad).sum())
 
 
-def given_pairs(subject: Subject) -> Finding:
+def user_pairs(subject: Subject) -> Finding:
     "The user's own good and bad answers."
     pairs = subject.pairs or []
     rows = [{k: x for k, x in pair.items() if k not in ("chosen", "rejected")} for pair in pairs]
@@ -404,13 +416,13 @@ def given_pairs(subject: Subject) -> Finding:
 def pairs(subject: Subject) -> Finding:
     "Good against bad answers: the user's, or references against spoilt ones."
     if subject.pairs:
-        return given_pairs(subject)
+        return user_pairs(subject)
     if not subject.answers:
         return not_here("no --preflight_pairs, and no reference answers in the data set")
     rows, answers = map(list, zip(*subject.answers))
     good, models, counts = subject.score(rows, answers), subject.trainer.judges.models, {}
     for kind in ("empty", "shuffled", "repeated"):
-        counts[kind] = wins(good, subject.score(rows, [worse(x, kind) for x in answers]))
+        counts[kind] = wins(good, subject.score(rows, [worsen(x, kind) for x in answers]))
     parts = [f"{kind} {won} won, {lost} lost" for kind, (won, lost) in counts.items()]
     text = f"{len(answers)} references against spoilt ones: {'; '.join(parts)}"
     if not any(map(sum, counts.values())):
@@ -462,7 +474,7 @@ def spread(subject: Subject) -> Finding:
     "How much the score differs between responses to one prompt, and between prompts."
     rows, k = subject.rows(8), max(4, subject.args.num_generations)
     again = [copy.deepcopy(row) for row in rows for _ in range(k)]
-    groups = subject.score(again, subject.drawn(rows, k)).double().reshape(-1, k)
+    groups = subject.score(again, subject.sample_texts(rows, k)).double().reshape(-1, k)
     within, between = groups.std(1).mean().item(), groups.mean(1).std().item()
     text = f"{within:.3g} between {k} responses to a prompt, {between:.3g} between "
     text += f"{len(rows)} prompts; mean {groups.mean().item():.3g}"
@@ -476,11 +488,11 @@ def spread(subject: Subject) -> Finding:
     "the signs of score and KL, the token that is paid, tensors changed in place, whitening",
     needs=("log-probs: KL by hand", "rewards: scores"),
 )
-def paid(subject: Subject) -> Finding:
+def token_rewards(subject: Subject) -> Finding:
     "The reward of each token by hand, and whether its KL is still what it was."
-    by_formula = lambda x: rows_apart(x.rollout.rewards, targets(x).rewards)
-    passed, text = compared(subject, by_formula)
-    both = subject.start, subject.moved
+    by_formula = lambda x: row_gap(x.rollout.rewards, targets(x).rewards)
+    passed, text = compare_by_hand(subject, by_formula)
+    both = subject.start, subject.off_policy
     if all(torch.equal(x.sampled.kl, x.rollout.kl) for x in both):
         return Finding(passed, text)
     return Finding(False, f"{text}; the KL was changed in place")
@@ -534,7 +546,7 @@ def values(subject: Subject) -> Finding:
     "Values of the rollout against those of the plain model, a row at a time."
     if subject.start.hand.values is None:
         return not_here(NO_VALUE)
-    return compared(subject, lambda x: rows_apart(x.sampled.values, real_values(x)))
+    return compare_by_hand(subject, lambda x: row_gap(x.sampled.values, real_values(x)))
 
 
 @rung(
@@ -549,8 +561,8 @@ def advantages(subject: Subject) -> Finding:
     "Advantages by hand."
     if why := unknown(subject):
         return not_here(why)
-    by_formula = lambda x: rows_apart(x.rollout.advantages, targets(x).advantages or [])
-    return compared(subject, by_formula, slack=3)
+    by_formula = lambda x: row_gap(x.rollout.advantages, targets(x).advantages or [])
+    return compare_by_hand(subject, by_formula, slack=3)
 
 
 @rung(
@@ -564,4 +576,4 @@ def returns(subject: Subject) -> Finding:
     "What the value model is trained towards, by hand."
     if why := NO_VALUE if subject.start.hand.values is None else unknown(subject):
         return not_here(why)
-    return compared(subject, lambda x: rows_apart(x.rollout.returns, targets(x).returns or []))
+    return compare_by_hand(subject, lambda x: row_gap(x.rollout.returns, targets(x).returns or []))

@@ -26,7 +26,7 @@ from rlhf_nb.diagnose.subject import (
     Observed,
     Subject,
     close,
-    differing,
+    count_changes,
     episode_sums,
     fingerprint,
 )
@@ -106,15 +106,15 @@ def worst_of(ours: dict[str, float], theirs: dict[str, float]) -> tuple[float, s
 )
 def loss(subject: Subject) -> Finding:
     "The losses of an update whose old log-probs and values were shifted, by hand."
-    moved, limit = subject.moved, close(subject)
-    ours, uneven = loss_by_hand(moved), uneven_epochs(moved)
-    gap, name = worst_of(ours, moved.metrics)
-    steps = moved.args.num_ppo_epochs * moved.args.num_mini_batches
+    update, limit = subject.off_policy, close(subject)
+    ours, uneven = loss_by_hand(update), uneven_epochs(update)
+    gap, name = worst_of(ours, update.metrics)
+    steps = update.args.num_ppo_epochs * update.args.num_mini_batches
     text = f"{gap:.1e} apart at most, in {name} (allowed {limit:g}); "
-    text += f"{len(moved.steps)} of {steps} steps; "
+    text += f"{len(update.steps)} of {steps} steps; "
     text += ", ".join(f"{k.split('/')[1]} {x:.3g}" for k, x in ours.items())
     text += f"; {uneven} epochs do not have every episode once" if uneven else ""
-    return Finding(gap <= limit and len(moved.steps) == steps and not uneven, text)
+    return Finding(gap <= limit and len(update.steps) == steps and not uneven, text)
 
 
 def uneven_epochs(observed: Observed) -> int:
@@ -134,14 +134,14 @@ def uneven_epochs(observed: Observed) -> int:
 )
 def gradient(subject: Subject) -> Finding:
     "The first two gradients of an update, against the loss by hand on the whole mini-batch."
-    moved, limit = subject.moved, 5 * close(subject)
-    if moved.args.fp16:
+    update, limit = subject.off_policy, 5 * close(subject)
+    if update.args.fp16:
         return not_here("fp16 scales its gradients")
-    steps = [step for step in moved.steps if not math.isnan(step.gap)]
+    steps = [step for step in update.steps if not math.isnan(step.gap)]
     gap = max(step.gap for step in steps)
-    parts = moved.args.gradient_accumulation_steps
+    parts = update.args.gradient_accumulation_steps
     text = f"{gap:.1e} of its norm away at most (allowed {limit:g}), over {len(steps)} steps of "
-    text += f"{parts // moved.args.num_mini_batches} micro-batches; norms "
+    text += f"{parts // update.args.num_mini_batches} micro-batches; norms "
     first = steps[0]
     norms = [f"{k} {x:.3g} by hand {first.norms_by_hand[k]:.3g}" for k, x in first.norms.items()]
     return Finding(gap <= limit, text + ", ".join(norms))
@@ -157,7 +157,7 @@ def gradient(subject: Subject) -> Finding:
 def metrics(subject: Subject) -> Finding:
     "The means that are logged of a rollout, by hand."
     limit, worst = close(subject), (0.0, "objective/kl")
-    for observed in (subject.start, subject.moved):
+    for observed in (subject.start, subject.off_policy):
         worst = max(worst, worst_of(logged_by_hand(observed, subject), observed.metrics))
     return Finding(worst[0] <= limit, f"{worst[0]:.1e} apart at most, in {worst[1]} ({limit:g})")
 
@@ -216,7 +216,7 @@ def groups(subject: Subject) -> Finding:
 def moved_shares(
     trainer: PPOTrainer, before: dict[str, Tensor], touched: dict[str, Tensor]
 ) -> dict[str, float]:
-    "Of policy and value model, the share of the weights with a gradient that moved."
+    "Share of the weights with a gradient that moved, in policy and value model."
     shares = {}
     for part in ("policy", "value"):
         pairs = [
@@ -266,7 +266,7 @@ def one_update(subject: Subject) -> tuple[dict[str, float], dict[str, list[float
     norms: dict[str, list[float]] = dict(policy=[], value=[])
     step = trainer.optimizer_step
 
-    def noted(model: Any) -> float:
+    def record(model: Any) -> float:
         squares = dict.fromkeys(norms, 0.0)
         for name, p in trainer.pair.named_parameters():
             if p.grad is not None:
@@ -277,7 +277,7 @@ def one_update(subject: Subject) -> tuple[dict[str, float], dict[str, list[float
             norms[name].append(math.sqrt(square))
         return step(model)
 
-    trainer.optimizer_step = noted
+    trainer.optimizer_step = record
     reference = trainer.ref_model
     kept = [p.detach().clone() for p in parameters_of(reference)]
     trainer.step(subject.batch(trainer.args.batch_size))
@@ -341,9 +341,9 @@ def share_of(text: str) -> Callable[..., list[float]]:
 
 
 def probability(trainer: PPOTrainer, rows: list[tuple[Tensor, Tensor]], token: int) -> float:
-    "Of the token, a mean over the places of some responses."
+    "A token's probability, a mean over the places of some responses."
     with torch.no_grad(), trainer.accelerator.autocast():
-        read = [by_hand.read(trainer.policy, *row, trainer.args.temperature) for row in rows]
+        read = [by_hand.forward_row(trainer.policy, *row, trainer.args.temperature) for row in rows]
     return torch.cat([x.all_logprobs[:, token] for x in read]).double().exp().mean().item()
 
 
@@ -427,7 +427,7 @@ def updates(trainer: PPOTrainer, batch: Any, target_kl: float | None) -> UpdateT
         kl = trainer.step(batch)["objective/kl"]
         by_formula = by_hand.kl_coef_after(coef, kl, args.batch_size, args)
         run.coefs.append((trainer.controller.value, by_formula))
-        run.changed.append(differing(before, trainer.policy))
+        run.changed.append(count_changes(before, trainer.policy))
     return run
 
 
@@ -436,7 +436,7 @@ def note_steps(run: UpdateTrace) -> None:
     trainer: Any = run.trainer
     gradients = trainer.gradients
 
-    def noted(model: Any, r: Rollout, rows: Tensor) -> dict[str, float]:
+    def record(model: Any, r: Rollout, rows: Tensor) -> dict[str, float]:
         sums = gradients(model, r, rows)
         run.rows[-1].append(rows.tolist())
         run.kls[-1].append(sums["approxkl"] / sums["tokens"])
@@ -448,7 +448,7 @@ def note_steps(run: UpdateTrace) -> None:
         grads = [p.grad for g in groups for p in g["params"] if p.grad is not None]
         run.norms.append(math.sqrt(sum(x.double().square().sum().item() for x in grads)))
 
-    trainer.gradients = noted
+    trainer.gradients = record
     inner_optimizer(trainer.optimizer).register_step_pre_hook(before)
 
 
@@ -562,7 +562,7 @@ def base_of_adapter(policy: Any) -> str | None:
 )
 def resume(subject: Subject) -> Finding:
     "Two updates at once, against one, a checkpoint, and another one."
-    trainer, folder = subject.trained
+    trainer, folder = subject.short_run
     again = subject.beside(**subject.two_updates)
     again.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
     pairs = zip(trainer.pair.named_parameters(), again.pair.named_parameters())
@@ -590,9 +590,9 @@ def log_of(trainer: PPOTrainer) -> dict[str, float]:
     "tied weights, an adapter's base, a dtype or config that is not saved, resized embeddings",
     needs=("state: resume",),
 )
-def reloaded(subject: Subject) -> Finding:
+def text_after_reload(subject: Subject) -> Finding:
     "The text that a saved policy writes in a new process."
-    trainer = subject.trained[0]
+    trainer = subject.short_run[0]
     policy, device = trainer.policy, str(trainer.args.device)
     adapter = hasattr(policy, "peft_config") and not subject.args.save_merged
     if adapter and base_of_adapter(policy) is None:
@@ -619,5 +619,5 @@ def gib(size: float) -> str:
 
 
 def bytes_of(*models: Any, learned: bool = False) -> int:
-    "Of weights; learned: of those that learn."
+    "Bytes of the weights; learned: of those that learn."
     return sum(p.numel() * p.element_size() for x in models for p in parameters_of(x, learned))

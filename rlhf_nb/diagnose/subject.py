@@ -19,6 +19,7 @@ from transformers import PrinterCallback, ProgressCallback
 
 from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.checks import Finding
+from rlhf_nb.judges import Answers
 from rlhf_nb.models import ValueHead
 from rlhf_nb.rollout import Rollout, Sample, Sampling
 from rlhf_nb.sampling import Engine
@@ -75,7 +76,7 @@ def same_dropout(models: nn.Module, like: nn.Module) -> None:
                 setattr(ours, name, x)
 
 
-def nudged(models: nn.Module, seed: int = 0, share: float = 0.05) -> None:
+def add_noise(models: nn.Module, seed: int = 0, share: float = 0.05) -> None:
     "Move every weight that learns a little: policy and reference differ, and no value is 0."
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -91,7 +92,7 @@ def gap_of(trainer: PPOTrainer, rows: list[Any], before: list[by_hand.Reading]) 
     "How many nats a policy has moved, a mean over the tokens of some responses."
     with trainer.accelerator.autocast():
         policy, t = trainer.pair.policy, trainer.args.temperature
-        now = [by_hand.read(policy, p, response, t) for p, response in rows]
+        now = [by_hand.forward_row(policy, p, response, t) for p, response in rows]
     gaps = [(a.logprobs - b.logprobs).abs() for a, b in zip(now, before)]
     return torch.cat(gaps).mean().item()
 
@@ -136,7 +137,7 @@ class ByHand:
     scores: dict[str, Tensor]  # [B], by the name of each reward model with a head that is known
 
     def kl(self, i: int, estimator: str) -> list[float]:
-        "Of the tokens of episode i."
+        "KL of the tokens of episode i."
         new, ref = self.policy[i], self.reference[i]
         if estimator == "full":
             p, q = new.all_logprobs, ref.all_logprobs
@@ -235,7 +236,9 @@ class Subject:
         judges, stopped = self.trainer.judges, [ended] * len(rows)
         prompts = self.prompt_texts(rows)
         with torch.no_grad(), modes(*judges.models):
-            return judges.of_texts(prompts, answers, stopped, columns, self.tokenizer)
+            return judges.score_answers(
+                Answers(prompts, answers, stopped, columns=columns), self.tokenizer
+            )
 
     @property
     def positions(self) -> int:
@@ -243,7 +246,7 @@ class Subject:
         configs = [self.trainer.pair.config.get_text_config()]
         return min(getattr(x, "max_position_embeddings", None) or 10**6 for x in configs)
 
-    def drawn(self, rows: list[dict[str, Any]], k: int) -> list[str]:
+    def sample_texts(self, rows: list[dict[str, Any]], k: int) -> list[str]:
         "Texts of k responses to each prompt, side by side."
         sizes = dict[str, Any](
             per_device_train_batch_size=len(rows) * k, gradient_accumulation_steps=1
@@ -312,16 +315,16 @@ class Subject:
     @cached_property
     def start(self) -> Observed:
         "An update of an exact copy, with learning rate 0."
-        trainer = self.still(SAMPLED if self.args.batch_size >= SAMPLED else LOOKED_AT)
+        trainer = self.still_copy(SAMPLED if self.args.batch_size >= SAMPLED else LOOKED_AT)
         return observe(trainer, self.batch(trainer.args.batch_size), shift=0.0)
 
     @cached_property
-    def moved(self) -> Observed:
+    def off_policy(self) -> Observed:
         "The same where the policy has moved away from the reference, and from the old log-probs."
-        trainer, start = self.still(LOOKED_AT), self.start
+        trainer, start = self.still_copy(LOOKED_AT), self.start
         rows = by_hand.rows_of(start.sampled)[:4]
         for seed in range(16):
-            nudged(trainer.pair, seed)
+            add_noise(trainer.pair, seed)
             if gap_of(trainer, rows, start.hand.policy) > SHIFT:
                 break
         stops = trainer.sampling_settings.stop_ids
@@ -342,13 +345,13 @@ class Subject:
         )
 
     @cached_property
-    def trained(self) -> tuple[PPOTrainer, Path]:
+    def short_run(self) -> tuple[PPOTrainer, Path]:
         "A run of two updates with a checkpoint after each, and its folder."
         trainer = self.beside(**self.two_updates)
         trainer.train()
         return trainer, trainer.output_dir
 
-    def still(self, episodes: int) -> PPOTrainer:
+    def still_copy(self, episodes: int) -> PPOTrainer:
         "A trainer beside it that learns nothing."
         rate = None if self.args.value_learning_rate is None else 0.0
         epochs = min(self.args.num_ppo_epochs, 2)
@@ -370,13 +373,13 @@ def fingerprint(models: nn.Module) -> list[Tensor]:
     return [p.detach().cpu().clone() for p in models.parameters()]
 
 
-def differing(before: list[Tensor], models: nn.Module) -> int:
+def count_changes(before: list[Tensor], models: nn.Module) -> int:
     "How many weights are other ones now."
     now = (p.detach().cpu() for p in models.parameters())
     return sum(int((a != b).sum()) for a, b in zip(before, now))
 
 
-def shifted(r: Rollout, size: float) -> Rollout:
+def perturb(r: Rollout, size: float) -> Rollout:
     "Other old log-probs and values, as if the models had moved since."
     draw = torch.Generator().manual_seed(1)
     noise = lambda x: (torch.randn(x.shape, generator=draw) * size).to(x.device)
@@ -401,10 +404,10 @@ def observe(trainer: PPOTrainer, batch: Any, shift: float) -> Observed:
     moments = trainer.moments.mean, trainer.moments.std
     r = trainer.advantages(scored)
     hand = read_by_hand(trainer, kept)
-    trained_on = shifted(r, shift) if shift else r
+    trained_on = perturb(r, shift) if shift else r
     steps = watch(trainer, trained_on, 2 if shift else 0)
     metrics = trainer.update(trained_on)
-    changed = differing(before, trainer.pair)
+    changed = count_changes(before, trainer.pair)
     args = trainer.args
     return Observed(
         kept, scored, r, trained_on, hand, metrics, steps, kl_coef, moments, changed, args
@@ -415,7 +418,7 @@ def observe(trainer: PPOTrainer, batch: Any, shift: float) -> Observed:
 def read_by_hand(trainer: PPOTrainer, r: Rollout) -> ByHand:
     "Every model on every episode alone."
     rows, temperature = by_hand.rows_of(r), trainer.args.temperature
-    each = lambda model: [by_hand.read(model, *row, temperature) for row in rows]
+    each = lambda model: [by_hand.forward_row(model, *row, temperature) for row in rows]
     with modes(trainer.pair, *frozen_models(trainer)), trainer.accelerator.autocast():
         trainer.pair.eval()
         policy = each(trainer.pair.policy)
@@ -432,7 +435,7 @@ def read_by_hand(trainer: PPOTrainer, r: Rollout) -> ByHand:
 
 
 def reference_by_hand(trainer: PPOTrainer, each: Any) -> list[by_hand.Reading]:
-    "Of the reference model, or of the policy under peft's own switch."
+    "Readings of the reference model, or of the policy under peft's own switch."
     policy: Any = trainer.pair.policy
     if trainer.ref_model is not None:
         return trainer.reference(lambda model: each(model.eval()))
@@ -465,26 +468,26 @@ def watch(trainer: Any, r: Rollout, count: int) -> list[Step]:
     steps: list[Step] = []
     gradients, step = trainer.gradients, trainer.optimizer_step
 
-    def noted(model: nn.Module, given: Rollout, rows: Tensor) -> Any:
+    def record(model: nn.Module, given: Rollout, rows: Tensor) -> Any:
         steps.append(Step(rows))
         return gradients(model, given, rows)
 
-    def compared(model: nn.Module) -> float:
+    def step_and_compare(model: nn.Module) -> float:
         if len(steps) <= count:
             compare_gradients(trainer, r, steps[-1])
         return step(model)
 
-    trainer.gradients, trainer.optimizer_step = noted, compared
+    trainer.gradients, trainer.optimizer_step = record, step_and_compare
     return steps
 
 
 def norm_of(model: nn.Module | None, grads: dict[int, Tensor]) -> float:
-    "Of the gradient of a model's weights."
+    "Norm of the gradient of a model's weights."
     parts = [] if model is None else [grads[id(p)] for p in model.parameters() if id(p) in grads]
     return math.sqrt(sum(x.double().square().sum().item() for x in parts))
 
 
-def taken(trainer: PPOTrainer) -> dict[int, Tensor]:
+def pop_gradients(trainer: PPOTrainer) -> dict[int, Tensor]:
     "The gradient that the models hold, which then hold none."
     grads = {id(p): p.grad for p in trainer.pair.parameters() if p.grad is not None}
     for p in trainer.pair.parameters():
@@ -494,11 +497,11 @@ def taken(trainer: PPOTrainer) -> dict[int, Tensor]:
 
 def compare_gradients(trainer: PPOTrainer, r: Rollout, step: Step) -> None:
     "Write into the step how far its gradient is from one that is computed by hand."
-    theirs = taken(trainer)
+    theirs = pop_gradients(trainer)
     with modes(trainer.pair), trainer.accelerator.autocast():
         trainer.pair.eval()
         loss_by_hand(trainer, r, step.rows.tolist()).backward()
-    ours = taken(trainer)
+    ours = pop_gradients(trainer)
     for p in trainer.pair.parameters():
         p.grad = theirs.get(id(p))
     named = dict(policy=trainer.pair.policy, value=trainer.pair.value)
@@ -515,7 +518,7 @@ def loss_by_hand(trainer: PPOTrainer, r: Rollout, rows: list[int]) -> Tensor:
     for i in rows:
         row = by_hand.rows_of(r.select([i]))[0]
         values = None if r.values is None else values_by_hand(trainer, *row)
-        now = by_hand.read(trainer.pair.policy, *row, args.temperature)
+        now = by_hand.forward_row(trainer.pair.policy, *row, args.temperature)
         sums.append(episode_sums(r, i, now, values, args, among))
     return by_hand.total_loss(sums, sum(among), args, trainer.controller.value)
 
@@ -552,26 +555,28 @@ def farthest(theirs: Tensor, ours: list[Tensor]) -> float:
     return worst if math.isfinite(worst) else math.inf
 
 
-def apart(a: Tensor, b: Tensor) -> float:
+def relative_gap(a: Tensor, b: Tensor) -> float:
     "The largest difference, in units of the larger of 1 and the numbers themselves."
     a, b = a.double().cpu(), b.double().cpu()
     gaps = (a - b).abs() / b.abs().clamp(min=1.0)
     return gaps.max().item() if gaps.isfinite().all() else math.inf
 
 
-def rows_apart(theirs: Tensor, ours: Sequence[Sequence[float]]) -> float:
+def row_gap(theirs: Tensor, ours: Sequence[Sequence[float]]) -> float:
     "The same of rows without their padding, whose rest must be 0."
-    rows = [apart(theirs[i, : len(row)], torch.tensor(row)) for i, row in enumerate(ours) if row]
+    rows = [
+        relative_gap(theirs[i, : len(row)], torch.tensor(row)) for i, row in enumerate(ours) if row
+    ]
     rest = [theirs[i, len(row) :].abs().sum().item() for i, row in enumerate(ours)]
     return max(*rows, *rest)
 
 
-def compared(
+def compare_by_hand(
     subject: Subject,
     gap: Callable[[Observed], float],  # of one observed update, from what is computed by hand
     nats: str = "",
     slack: float = 1.0,  # times the rounding of a log-prob
 ) -> Finding:
     "Both updates that were observed, against the same by hand."
-    worst, limit = max(gap(x) for x in (subject.start, subject.moved)), slack * close(subject)
+    worst, limit = max(gap(x) for x in (subject.start, subject.off_policy)), slack * close(subject)
     return Finding(worst <= limit, f"{worst:.1e}{nats} apart at most (allowed {limit:g})")

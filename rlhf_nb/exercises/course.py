@@ -38,7 +38,7 @@ class Page(NamedTuple):
 
     @property
     def minutes(self) -> float:
-        "Of what is above `## More`: to read and to work through."
+        "To read and to work through what is above `## More`."
         return self.reading + self.exercises
 
 

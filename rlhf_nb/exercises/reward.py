@@ -11,7 +11,7 @@ from rlhf_nb.exercises.draw import normal, one, whole
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
-PAGE = "06_reward"
+PAGE = "06_preferences"
 
 # ---- The loss of a pair ----
 

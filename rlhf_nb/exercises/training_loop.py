@@ -127,7 +127,7 @@ def my_update(
 
 
 def logprobs_of(model: Any, prompt_ids: Tensor, response_ids: Tensor) -> Tensor:
-    "Of every response token, from the column in front of it."
+    "The log-prob of every response token, from the column in front of it."
     ids = torch.cat([prompt_ids, response_ids], 1)
     logprobs = model(ids).logits.log_softmax(-1)[:, prompt_ids.shape[1] - 1 : -1]
     return logprobs.gather(-1, response_ids[..., None]).squeeze(-1)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from rlhf_nb.base.sharding import zero3_is_live
 from rlhf_nb.checkpoint import load_weights
 from rlhf_nb.estimators import ESTIMATORS
 from rlhf_nb.forward import PolicyAndValue
+from rlhf_nb.judges import Judges
 from rlhf_nb.models import (
     ValueHead,
     add_pad_row,
@@ -47,17 +48,6 @@ from rlhf_nb.training.reference import needs_reference
 
 logger = logging.get_logger(__name__)
 PADDED = 128  # embeddings are often padded to a multiple of it
-
-
-class Judges(Protocol):
-    "What is asked of the judges here."
-
-    given: list[Any]  # as the trainer was given them
-    tokenizer: PreTrainedTokenizerBase | None  # of the models, if not the policy's
-    level: str  # response, token or step
-
-    @property
-    def models(self) -> list[Any]: ...
 
 
 def build_policy(

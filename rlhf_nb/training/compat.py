@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import inspect
 import re
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import wraps
 from typing import Any
@@ -73,11 +72,6 @@ CONFIG = renames(  # fields of PPOConfig
     "sanity_check": "total_episodes, for a short run",
     "warmup_ratio": "warmup_steps; below 1 it is a share of all steps",
 }
-# Settings by the names of this package's earlier releases. They still work, with a warning.
-EARLIER = renames(
-    "vllm_importance_sampling_correction=importance_sampling_correction "
-    "vllm_importance_sampling_cap=importance_sampling_cap"
-)
 KEYWORDS = dict(PPOTrainer=TRAINER, PPOConfig=CONFIG)
 SIZES = (  # fields of PPOConfig that follow from others
     "world_size micro_batch_size local_batch_size batch_size local_mini_batch_size mini_batch_size "
@@ -115,11 +109,6 @@ REFUSED = {  # what TrainingArguments has and PPO does not do, by the reason
 OPTIMIZERS = ("layerwise", "lomo", "schedule_free")  # that step in the backward, or have two modes
 
 
-def with_new_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    "Settings, as a script or a record of an earlier release names them, by today's names."
-    return {EARLIER.get(name, name): value for name, value in settings.items()}
-
-
 def alone(judges: Iterable[Any]) -> Any:
     "The judge, where there is one; else None."
     judges = list(judges)
@@ -151,9 +140,6 @@ def old_names(kind: type) -> type:
 
     @wraps(made)
     def check(self: Any, *given: Any, **named: Any) -> None:
-        for name in EARLIER.keys() & named.keys() if computed else ():
-            warnings.warn(f"{name} is now {EARLIER[name]}.", FutureWarning, stacklevel=2)
-        named = with_new_names(named) if computed else named
         others = [name for name in named if name not in known and name not in computed]
         if old := [sentence(name, renamed[name]) for name in others if name in renamed]:
             raise TypeError(f"{kind.__name__} has {'; '.join(old)}.")

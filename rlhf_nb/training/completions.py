@@ -1,27 +1,132 @@
-"Where the completions of an evaluation go: a file, the console, the trackers, and their means."
+"A policy's answers to an evaluation set; where they go: a file, the console, the trackers."
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pandas as pd
+import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
 from rlhf_nb.base.terminal import terminal_text
+from rlhf_nb.encoding import encode_prompts
+from rlhf_nb.masks import left_pad
+from rlhf_nb.rollout import Sample, Sampling, sample, texts_of
+from rlhf_nb.sampling import Engine
 from rlhf_nb.training.reporting import report_table
 
 
 @dataclass(frozen=True)
-class ScoredCompletion:
-    "What a policy wrote to one prompt, and what it earned."
+class Completions:
+    "A policy's answers, in the order of the prompts."
 
-    prompt: str  # as the table shows it
-    text: str  # without the stop token
-    stopped: bool  # whether the stop token was reached
-    length: int  # in tokens, with the stop token
-    score: float
+    prompts: list[str]
+    texts: list[str]  # without the stop token
+    stopped: list[bool]  # whether the stop token was reached
+    lengths: list[int]  # in tokens, with the stop token
+    ids: list[list[int]] = field(default_factory=list)  # of prompt and answer, as they were sampled
+    scores: list[float] = field(default_factory=list)  # of whoever scored them
+
+
+def _sample_with_engine(
+    engine: Engine, ids: Tensor, mask: Tensor, settings: Sampling, seed: int | None
+) -> Sample:
+    """Sample with an engine, which takes its seeds from torch's global random state. If a seed is
+    given, that state is restored."""
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
+        return engine.generate(ids, mask, settings)[0]
+
+
+def complete(
+    model: nn.Module,  # a causal language model
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str] | Sequence[list[int]],  # texts, or their ids
+    response_length: int = 53,  # maximum tokens
+    temperature: float = 0.01,
+    stop_ids: Sequence[int] | None = None,  # None: the tokenizer's EOS
+    batch_size: int = 256,
+    seed: int | None = None,  # of the sampling; None: torch's global random state
+    stop_strings: StopStringCriteria | None = None,  # texts that end an answer
+    on_batch: Callable[[], None] = lambda: None,  # called after each batch, to show progress
+    engine: Engine
+    | None = None,  # samples with the model's weights; None: the package's own sampler
+) -> Completions:
+    "Sample one answer to every prompt. Prompts of similar length share a batch."
+    if not len(prompts):
+        raise ValueError("there are 0 prompts to complete: give at least one.")
+    stop_ids = [tokenizer.eos_token_id] if stop_ids is None else list(stop_ids)
+    prompt_texts = [str(tokenizer.decode(x)) if isinstance(x, list) else x for x in prompts]
+    rows = [x for x in prompts if isinstance(x, list)] or encode_prompts(prompt_texts, tokenizer)
+    device, generator = next(model.parameters()).device, None
+    if seed is not None:
+        generator = torch.Generator(device).manual_seed(seed)
+    sampling = Sampling(
+        response_length,
+        tokenizer.pad_token_id,
+        tuple(stop_ids),
+        temperature,
+        stop_strings=stop_strings,
+    )
+    order, was_training = sorted(range(len(rows)), key=lambda i: len(rows[i])), model.training
+    answers: dict[int, tuple] = {}  # by prompt: text, whether it stopped, length, all ids
+    model.eval()
+    for start in range(0, len(order), batch_size):
+        part = order[start : start + batch_size]
+        ids, mask = (
+            x.to(device) for x in left_pad([rows[i] for i in part], tokenizer.pad_token_id)
+        )
+        if engine is not None:
+            drawn = _sample_with_engine(
+                engine, ids, mask, sampling, None if seed is None else seed + start
+            )
+        else:
+            drawn = sample(model, ids, mask, sampling, generator)
+        texts, _ = texts_of(tokenizer, drawn, stop_ids)
+        lengths = drawn.mask.sum(1).tolist()
+        token_ids = [rows[i] + x[:n].tolist() for i, x, n in zip(part, drawn.response_ids, lengths)]
+        answers |= dict(zip(part, zip(texts, drawn.stopped.tolist(), lengths, token_ids)))
+        on_batch()
+    model.train(was_training)
+    in_order = [answers[i] for i in range(len(rows))]
+    return Completions(prompt_texts, *(list(column) for column in zip(*in_order)))
+
+
+def join_ranks(
+    parts: Sequence[Completions],  # of n ranks: prompts 0, n, 2n, ...; 1, n + 1, ...; and so on
+) -> Completions:
+    "All completions in order. Raises ValueError if the parts cannot come from one list."
+    n, sizes = len(parts), [len(part.texts) for part in parts]
+    if sorted(sizes, reverse=True) != sizes or sizes[0] - sizes[-1] > 1:
+        raise ValueError(
+            f"parts of {sizes} completions are not every {n}-th one of one list: give one part "
+            "per rank, in order."
+        )
+
+    def join(name: str) -> list[Any]:
+        columns = [getattr(part, name) for part in parts]
+        return [columns[i % n][i // n] for i in range(sum(map(len, columns)))]
+
+    return Completions(**{column.name: join(column.name) for column in fields(Completions)})
+
+
+def completions_table(
+    completions: Completions,  # with their scores
+) -> pd.DataFrame:  # columns query, model response, score
+    "The table that an evaluation shows, logs and saves."
+    return pd.DataFrame(
+        {
+            "query": completions.prompts,
+            "model response": completions.texts,
+            "score": completions.scores,
+        }
+    )
 
 
 def print_table(
@@ -48,16 +153,13 @@ def print_table(
 
 def report_completions(
     trainer: Any,
-    completions: list[ScoredCompletion],
+    completions: Completions,  # with their scores
     kind: str,  # "eval", "sample": of the names of metrics and file
     name: str,  # of the evaluation set, where there are several
 ) -> dict[str, float]:  # what was logged
     "Write, print and log completions of one evaluation set; returns their means."
-    frame = pd.DataFrame(
-        [(x.prompt, x.text, x.score) for x in completions],
-        columns=["query", "model response", "score"],
-    )
-    step, of_set = trainer.state.global_step, f"-{name}" if name else ""
+    frame, of_set = completions_table(completions), f"-{name}" if name else ""
+    step = trainer.state.global_step
     if trainer.is_world_process_zero():
         folder = trainer.output_dir / "completions"
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,8 +169,8 @@ def report_completions(
     prefix = f"{kind}_{name}" if name else kind
     metrics = {
         f"{prefix}_score": frame["score"].mean(),
-        f"{prefix}_length": sum(x.length for x in completions) / len(completions),
-        f"{prefix}_stopped": sum(x.stopped for x in completions) / len(completions),
+        f"{prefix}_length": sum(completions.lengths) / len(frame),
+        f"{prefix}_stopped": sum(completions.stopped) / len(frame),
     }
     trainer.log(dict(metrics))
     report_table(trainer, f"completions-{kind}{of_set}", frame)

@@ -573,7 +573,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
 
 METRICS = {metric.name: metric for table in TABLES.values() for metric in table}
 RANGES = {name: metric for name, metric in METRICS.items() if metric.source}
-SHORT = {short: name for name, metric in METRICS.items() for short in metric.short}
+LOG_NAMES = {short: name for name, metric in METRICS.items() for short in metric.short}
 
 
 def metric_of(name: str) -> Metric:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from accelerate.optimizer import AcceleratedOptimizer
-from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import optimization
 
@@ -18,7 +17,7 @@ def inner_optimizer(optimizer: Any) -> Any:
     return optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
 
 
-def check_optimizer(optimizer: Any, scheduler: Any, model: nn.Module) -> None:
+def check_optimizer(optimizer: Any, scheduler: Any, model: Any) -> None:
     """Raises ValueError where an optimizer of the user's own lacks weights that learn, or a
     schedule moves the learning rate of another one."""
     groups = getattr(optimizer, "param_groups", [])

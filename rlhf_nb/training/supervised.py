@@ -209,6 +209,33 @@ def check_ids(row: list, tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
+def cut_prompt(
+    ids: list[int],
+    room: int,  # tokens that it may have
+    kept: int = 0,  # first tokens that stay, such as BOS
+) -> list[int]:
+    "A prompt, cut on its left where it must be."
+    over, kept = len(ids) - room, min(kept, room)
+    return ids if over <= 0 else [*ids[:kept], *ids[kept + over :]]
+
+
+def answer_ids(
+    prompt: list[int],
+    answer: list[int],  # with its stop token
+    max_length: int | None = None,
+    bos: int = 0,  # first tokens of the prompt that are never cut
+) -> list[int]:
+    "Prompt and answer, the prompt cut on its left if necessary. Raises ValueError on long answers."
+    if max_length is None:
+        return prompt + answer
+    if len(answer) >= max_length:
+        raise ValueError(
+            f"an answer has {len(answer)} tokens with its stop token, max_length is {max_length}: "
+            "raise max_length or drop the row."
+        )
+    return cut_prompt(prompt, max_length - len(answer), bos) + answer
+
+
 def check_finite(metrics: dict[str, float], name: str) -> None:
     "Raises FloatingPointError where the loss of an evaluation is no number."
     if not math.isfinite(metrics.get(name, 0.0)):

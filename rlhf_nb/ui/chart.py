@@ -26,7 +26,7 @@ def thin(points: Points, most: int = 240) -> list[tuple[float, float]]:
     return sorted(kept)
 
 
-def written(value: float, largest: float) -> str:
+def value_text(value: float, largest: float) -> str:
     "A number of a curve: two decimals, or two digits where all of the curve is below 0.05."
     if value == 0:
         return "0"
@@ -48,7 +48,7 @@ class Area:
 
 
 CHART = Area(260, 140, 56, 252, 30, 114)  # with room for numbers, a unit and a name
-FEW = 12  # measurements, each of which is marked
+FEW_MARKS = 12  # measurements, each of which is marked
 STRIP = Area(220, 64, 4, 216, 6, 58)  # for a page that has words and numbers beside it
 Place = Callable[[float], float]  # of a step or a value, in the picture
 
@@ -99,8 +99,8 @@ def curve_svg(
         left=left,
         right=right,
         high_y=round(y(high)) + 4,
-        high=written(high, largest),
-        low=written(low, largest) if high > low else "",
+        high=value_text(high, largest),
+        low=value_text(low, largest) if high > low else "",
         lines=drawn,
     )
 
@@ -111,7 +111,7 @@ def curve_strip(lines: Mapping[int, Points], span: tuple[float, float], title: s
     dots = [
         element("circle", cx=x(u), cy=y(value), r=2, class_=f"dot{i}")
         for i, line in lines.items()
-        if len(line) <= FEW
+        if len(line) <= FEW_MARKS
         for u, value in line
     ]
     return asset("strip.svg").format(title=escape(visible(title)), lines="".join(dots) + drawn)

@@ -33,8 +33,8 @@ from rlhf_nb.ui.explore import action_button, control, notebook_bundle, side_by_
 from rlhf_nb.ui.html import asset, element, error_note, sheet, themed_page
 from rlhf_nb.ui.notebook import forget_last_writer
 from rlhf_nb.ui.run_view import (
-    FEW,
     SHEETS,
+    VIEWER_CURVES,
     Change,
     Run,
     body_markup,
@@ -432,7 +432,9 @@ class LiveDashboard(RunCallback):
 
     def __init__(
         self,
-        curves: Sequence[str] = FEW,  # short names, those of the viewer; or names of the log
+        curves: Sequence[
+            str
+        ] = VIEWER_CURVES,  # short names, those of the viewer; or names of the log
         episodes: int = 2,  # of each update, from its first
         signal: str = "advantages",  # behind their tokens
         every: float = 1.0,  # seconds between two drawings, at least

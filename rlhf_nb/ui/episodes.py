@@ -17,10 +17,10 @@ from rlhf_nb.losses import policy_diagnostics
 from rlhf_nb.masks import score_sums
 from rlhf_nb.rollout import SIGNALS, TENSORS, Rollout
 from rlhf_nb.training.prompts import turns_text
-from rlhf_nb.ui.viz import signed
+from rlhf_nb.ui.viz import signed_number
 
 
-def filled(rollout: Rollout, name: str) -> Tensor:
+def tensor_of(rollout: Rollout, name: str) -> Tensor:
     "One tensor of a rollout. Raises ValueError where it is not there yet."
     values = getattr(rollout, name)
     if values is None:
@@ -48,7 +48,7 @@ def episode_signals(rollout: Rollout, episode: int) -> dict[str, Tensor]:
     "Every signal that is filled, by name, for the tokens of one episode."
     n = int(rollout.mask[episode].sum())
     return {
-        name: filled(rollout, name)[episode, :n].detach().float()
+        name: tensor_of(rollout, name)[episode, :n].detach().float()
         for name in SIGNALS
         if getattr(rollout, name) is not None
     }
@@ -62,9 +62,9 @@ def episode_facts(rollout: Rollout, episode: int) -> str:
     ]
     for name, values in (("score", rollout.scores), ("raw score", rollout.raw_scores)):
         if values is not None and math.isfinite(x := float(score_sums(values)[episode])):
-            facts.append(f"{name} {signed(x)}")
+            facts.append(f"{name} {signed_number(x)}")
     if rollout.kl is not None and math.isfinite(x := float(rollout.kl[episode, :n].float().sum())):
-        facts.append(f"KL {signed(x)} nats")
+        facts.append(f"KL {signed_number(x)} nats")
     facts.append(f"{n} {unit_of(rollout)[: None if n != 1 else -1]}")
     if rollout.stopped is not None:
         facts.append("stopped by itself" if rollout.stopped[episode] else "cut off")
@@ -102,10 +102,10 @@ def prompt_lines(rollout: Rollout, episode: int) -> list[str]:
     ]
 
 
-def against(rollout: Rollout, episode: int, now: Tensor) -> dict[str, Tensor]:
+def clip_signals(rollout: Rollout, episode: int, now: Tensor) -> dict[str, Tensor]:
     """What another policy makes of an episode's tokens: ratio less 1, and +1 or -1 where PPO would
     clip it above or below: at the rollout's own cliprange, or 0.2."""
-    old, made = filled(rollout, "logprobs"), rollout.objective or {}
+    old, made = tensor_of(rollout, "logprobs"), rollout.objective or {}
     clip = dict(cliprange=made.get("cliprange", 0.2), cliprange_high=made.get("cliprange_high"))
     given = now, old, old if rollout.advantages is None else rollout.advantages, rollout.mask
     n = int(rollout.mask[episode].sum())
@@ -141,7 +141,7 @@ class Shown:
 
     def extra(self, episode: int) -> dict[str, Tensor]:
         "The signals of one episode that are computed here."
-        signals = {} if self.now is None else against(self.rollout, episode, self.now)
+        signals = {} if self.now is None else clip_signals(self.rollout, episode, self.now)
         n = int(self.rollout.mask[episode].sum())
         if self.entropy is not None:
             signals["entropy"] = self.entropy[episode, :n].float()
@@ -156,9 +156,9 @@ class Shown:
         of a scale around zero; None for full where all are 0."""
         r, of = self.rollout, {"entropy": self.entropy, "clipped": self.rollout.mask}
         if self.now is not None:
-            of["ratio - 1"] = (self.now - filled(r, "logprobs")).expm1()
+            of["ratio - 1"] = (self.now - tensor_of(r, "logprobs")).expm1()
         x = of.get(name)
-        x = (filled(r, name) if x is None else x)[r.mask.bool()].float()
+        x = (tensor_of(r, name) if x is None else x)[r.mask.bool()].float()
         if way := ONE_WAY.get(name):
             ends = paler(x, 0.01, signed=True), paler(x, signed=True)
             return ends if way > 0 else ends[::-1]
@@ -179,7 +179,7 @@ def shown_of(
 ) -> Shown:
     "All of it on the CPU. Raises ValueError where a shape does not fit."
     tensors = {
-        name: filled(rollout, name).detach().cpu()
+        name: tensor_of(rollout, name).detach().cpu()
         for name in TENSORS
         if getattr(rollout, name) is not None
     }

@@ -58,7 +58,7 @@ def notebook_bundle(live: widgets.Widget, html: str, text: str, **options: Any) 
 # ---- An explorer without a kernel ----
 
 
-MOST = 450  # states of one grid
+MOST_STATES = 450  # states of one grid
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Dial:
     texts: Sequence[str]  # of the values, as they are read
     start: int  # which of them is set at first
 
-    def kept(self, which: Sequence[int]) -> Dial:
+    def select(self, which: Sequence[int]) -> Dial:
         "The same control with some of its values, the start among them."
         return replace(
             self,
@@ -80,7 +80,7 @@ class Dial:
             start=list(which).index(self.start),
         )
 
-    def shown(self) -> dict[str, Any]:
+    def entry(self) -> dict[str, Any]:
         "What the page needs of it."
         label = self.name.replace("_", " ")
         return dict(label=label, kind=self.kind, texts=list(self.texts), start=self.start)
@@ -100,35 +100,35 @@ class Dial:
         return near[0]
 
 
-def thinned(
+def thin_dials(
     dials: Sequence[Dial],
     needed: Mapping[str, set[int]],  # stops that a control keeps
     fixed: Collection[str] = (),  # controls that keep all
-    most: int = MOST,
+    most: int = MOST_STATES,
 ) -> list[Dial]:
     """The controls with so few stops that they have no more than `most` states. Only sliders lose
     stops: those with the most, evenly, and never their ends, their start or what is needed. Raises
     ValueError where that is not enough."""
 
-    def thin(dial: Dial) -> Dial:
+    def thin_dial(dial: Dial) -> Dial:
         count, last = counts.get(dial.name, 0), len(dial.values) - 1
         even = {round(i * last / (count - 1)) for i in range(count)} if count else range(last + 1)
-        return dial.kept(sorted({*even, dial.start, *needed.get(dial.name, ())}))
+        return dial.select(sorted({*even, dial.start, *needed.get(dial.name, ())}))
 
     counts = {
         dial.name: len(dial.values)
         for dial in dials
         if dial.kind == "range" and dial.name not in fixed and len(dial.values) > 1
     }
-    while (total := math.prod(len(thin(dial).values) for dial in dials)) > most:
+    while (total := math.prod(len(thin_dial(dial).values) for dial in dials)) > most:
         able = [name for name, count in counts.items() if count > 2]
         if not able:
             raise ValueError(f"{total} states where {most} are the most: give fewer choices.")
         counts[max(able, key=counts.__getitem__)] -= 1
-    return [thin(dial) for dial in dials]
+    return [thin_dial(dial) for dial in dials]
 
 
-def drawn(render: Callable[..., str], dials: Sequence[Dial]) -> list[str]:
+def draw_states(render: Callable[..., str], dials: Sequence[Dial]) -> list[str]:
     "What `render` makes of every state, the last control moving fastest."
     names = [dial.name for dial in dials]
     return [
@@ -137,7 +137,7 @@ def drawn(render: Callable[..., str], dials: Sequence[Dial]) -> list[str]:
     ]
 
 
-def shared(views: Sequence[str]) -> dict[str, Any]:
+def share_parts(views: Sequence[str]) -> dict[str, Any]:
     """Texts as lists of places in one list of parts, each of them kept once: tags, mostly, which a
     picture has in common with its neighbours."""
     places: dict[str, int] = {}
@@ -306,10 +306,10 @@ class Explorer:
         self.view = widgets.HTML(layout=dict(flex="1 1 32em", min_width="0", overflow="auto"))
         for one in self.controls.values():
             one.observe(self.update, names="value")
-        self.box = self.framed()
+        self.box = self.layout()
         self.update()
 
-    def framed(self) -> widgets.VBox:
+    def layout(self) -> widgets.VBox:
         "Title and question above; the controls beside the view where there is room."
         named = [
             action_button(name, partial(self.set, **{**self.start, **values}))
@@ -375,20 +375,22 @@ class Explorer:
             self.view.value = error_note(error)
             raise
 
-    def dials(self, most: int = MOST) -> list[Dial]:
+    def dials(self, most: int = MOST_STATES) -> list[Dial]:
         "The controls with the values that they have where no kernel draws."
         every = [dial(name, one) for name, one in self.controls.items()]
         every = [replace(one, start=one.place(self.start[one.name])) for one in every]
         asked = [self.places(values) for values in self.presets.values()]
         needed = {one.name: {at[one.name] for at in asked if one.name in at} for one in every}
         few = [
-            one.kept(sorted({one.start, *needed[one.name], *map(one.place, self.stops[one.name])}))
+            one.select(
+                sorted({one.start, *needed[one.name], *map(one.place, self.stops[one.name])})
+            )
             if one.name in self.stops
             else one
             for one in every
         ]
         kept = {name: places for name, places in needed.items() if name not in self.stops}
-        return thinned(few, kept, fixed=self.stops.keys(), most=most)
+        return thin_dials(few, kept, fixed=self.stops.keys(), most=most)
 
     def framing(self, dials: Sequence[Dial]) -> dict[str, Any]:
         "What a page shows around the view."
@@ -398,18 +400,18 @@ class Explorer:
             title=self.title or "Explorer",
             question=self.question,
             note=f"Drawn beforehand, for {states} states. In the notebook, every value is drawn.",
-            dials=[one.shown() for one in dials],
+            dials=[one.entry() for one in dials],
             presets=[dict(name=name, at=at(values)) for name, values in self.presets.items()],
         )
 
-    def grid(self, most: int = MOST) -> dict[str, Any]:
+    def grid(self, most: int = MOST_STATES) -> dict[str, Any]:
         """What a page without a kernel shows: its frame, and what `render` makes of each of at most
         `most` states. Raises ValueError where choices alone make more."""
         dials = self.dials(most)
-        views = drawn(lambda **state: markup(self.render(**state), self.alt), dials)
-        return {**self.framing(dials), **shared(views)}
+        views = draw_states(lambda **state: markup(self.render(**state), self.alt), dials)
+        return {**self.framing(dials), **share_parts(views)}
 
-    def save_html(self, path: str | Path, most: int = MOST) -> Path:
+    def save_html(self, path: str | Path, most: int = MOST_STATES) -> Path:
         "Write one page that needs no kernel and no network."
         path = Path(path)
         path.write_text(page(self.grid(most)), encoding="utf-8")

@@ -42,7 +42,7 @@ def marked_texts(
     """Each text under its label. A word that claims a fact is followed by its slot: with a tick on
     blue where it is true, with a cross on orange where it is not."""
 
-    def marked(word: str) -> str:
+    def mark_word(word: str) -> str:
         slot = SLOT.get(word)
         if slot is None:
             return escape(word if word == "\n" else visible(word))
@@ -53,7 +53,7 @@ def marked_texts(
     blocks = []
     for label, text in texts.items():
         lines = re.sub(r"\n+", "\n", text.strip())
-        body = "".join(map(marked, re.split(r"(\w+|\n)", lines)))
+        body = "".join(map(mark_word, re.split(r"(\w+|\n)", lines)))
         head = element("b", escape(label))
         blocks.append(element("p", head, "\n", body, style=inline("claims")))
     return Html("".join(blocks))

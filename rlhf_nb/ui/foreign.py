@@ -5,11 +5,11 @@ file of each."""
 
 from __future__ import annotations
 
+import fnmatch
 import io
 import json
 import math
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,9 @@ TAKEN = {"episode", "prompt", "response", "length", "stopped", "kl", "score", "r
 TRUTHS = dict(true=1.0, false=0.0)
 STOPS = TRUTHS | dict(stop=1.0, eos=1.0, length=0.0, max_tokens=0.0)
 
-# What each trainer calls what a rollout has; "?" marks a column that its files may lack. A file is
-# of the first format whose other columns it has. Of `messages` the last one is the response.
+# What each trainer calls what a rollout has; "?" marks a column that its files may lack, and "*"
+# stands for any letters: a sum. A file is of the first format whose other columns it has, and
+# nothing else is looked at. Of `messages` the last one is the response.
 OURS = "the names of a rollout"
 FORMATS: dict[str, dict[str, str]] = {
     "verl": dict(
@@ -51,7 +52,7 @@ FORMATS: dict[str, dict[str, str]] = {
         token_ids="?responses",
         token_mask="?response_mask",
     ),
-    "trl": dict(prompt="prompt", response="completion", step="?step"),
+    "trl": dict(prompt="prompt", response="completion", scores="?*[Rr]eward*", step="?step"),
     "trl (completions of PPO)": dict(
         prompt="query", response="model response", scores="?score", step="?step"
     ),
@@ -84,7 +85,7 @@ def _plain(x: Any) -> Any:
     return list(x) if isinstance(x, tuple) else x
 
 
-def number(x: Any, words: Mapping[str, float] = TRUTHS) -> float:
+def as_number(x: Any, words: Mapping[str, float] = TRUTHS) -> float:
     "A number or a truth value, also one written as text; nan for anything else."
     x = _plain(x)
     try:
@@ -95,13 +96,13 @@ def number(x: Any, words: Mapping[str, float] = TRUTHS) -> float:
         return math.nan
 
 
-def numbers(x: Any) -> list[float]:
-    "Each of a list as `number` reads it; a single one as a list of one."
+def as_numbers(x: Any) -> list[float]:
+    "Each of a list as `as_number` reads it; a single one as a list of one."
     x = x if isinstance(x, list) else [x]
     try:
         return np.array(x, dtype=np.float64).reshape(len(x)).tolist()  # quick for long lists
     except (TypeError, ValueError, OverflowError):
-        return list(map(number, x))
+        return list(map(as_number, x))
 
 
 def _string(x: Any) -> str:
@@ -279,22 +280,10 @@ def parse_columns(words: Iterable[str]) -> dict[str, str]:
     return given
 
 
-def recognized(rows: Sequence[Row]) -> str | None:
+def format_of(rows: Sequence[Row]) -> str | None:
     "The first format whose columns are all there."
     needs = {x: {c for c in known.values() if c[0] != "?"} for x, known in FORMATS.items()}
     return next((name for name in FORMATS if needs[name] <= {*_columns(rows)}), None)
-
-
-def _trl_scores(rows: Sequence[Row], own: set[str], notes: list[str]) -> str:
-    """The columns of rewards in trl's table, which names one after each reward function. A note
-    names other numbers, which may be rewards too."""
-    is_number = lambda name: any(math.isfinite(number(row.get(name))) for row in rows[:64])
-    known = [name for name in _columns(rows) if name not in own and is_number(name)]
-    rewards = [name for name in known if "reward" in name.lower()] or known[: len(known) == 1]
-    if unused := [quoted(name) for name in known if name not in rewards]:
-        option = harmless(f"--columns {shlex.quote('scores=' + '+'.join(known))}")
-        notes.append(f"Not in the score: {first_of(unused)}. To add all: {option}")
-    return "+".join(rewards)
 
 
 def mapping_of(
@@ -306,15 +295,14 @@ def mapping_of(
     """Which column is what; a score may be a sum, `a+b`. Raises ValueError where a name cannot be
     mapped, a column is not there, or nothing says which one is the response."""
     given, notes = dict(given or {}), [] if notes is None else notes
-    columns, name = _columns(rows), recognized(rows)
+    columns, name = _columns(rows), format_of(rows)
     can = f"These can be mapped: {', '.join(TARGETS)}."
     has = f"{first_of([quoted(column) for column in columns])}."
     is_sum = lambda target, its: target == "scores" and its not in columns
     parts = lambda target, its: its.split("+") if is_sum(target, its) else [its]
     known = {target: column.lstrip("?") for target, column in FORMATS[name or OURS].items()}
-    if name == "trl" and "scores" not in given:
-        own = {"step", "prompt", "completion", "advantage", *given.values()}
-        known["scores"] = _trl_scores(rows, own, notes)
+    for target in [target for target, column in known.items() if "*" in column]:
+        known[target] = "+".join(fnmatch.filter(columns, known[target]))
     known = {target: its for target, its in known.items() if {*parts(target, its)} <= {*columns}}
     for target, column in given.items():
         if target not in TARGETS:
@@ -346,7 +334,7 @@ def episode_of(row: Row, mapping: Mapping[str, str]) -> Row:
     others = {column: x for column, x in row.items() if column not in mapping.values()}
     values = {name: row.get(column) for name, column in mapping.items()} | dict(columns=others)
     if "scores" in mapping and mapping["scores"] not in row:  # a sum, or absent in this row
-        parts = [number(row.get(part)) for part in mapping["scores"].split("+")]
+        parts = [as_number(row.get(part)) for part in mapping["scores"].split("+")]
         known = [x for x in parts if not math.isnan(x)]
         values["scores"] = sum(known) if known else None
     if "messages" in values:
@@ -354,7 +342,7 @@ def episode_of(row: Row, mapping: Mapping[str, str]) -> Row:
         talk = talk if isinstance(talk, list) else [talk]
         values |= dict(prompt=talk[:-1], response=talk[-1:])
     if "token_mask" in values:  # of prompt, answer and padding, from the first one to the last
-        ones = "".join("01"[x > 0] for x in numbers(_plain(values.pop("token_mask"))))
+        ones = "".join("01"[x > 0] for x in as_numbers(_plain(values.pop("token_mask"))))
         end = ones.rfind("1") + 1  # of messages the last alone is the answer
         start = max(0, ones.find("1")) if "messages" not in mapping else ones.rfind("0", 0, end) + 1
         for name in {*TOKEN, *SCORES} & {*values}:
@@ -372,7 +360,7 @@ def episodes_of(
 ) -> list[Row]:
     "The rows of a table by the names of a rollout; the arguments are those of `mapping_of`."
     mapping = mapping_of(rows, given, source, notes)
-    if recognized(rows) == "NeMo-RL":  # it writes batches of one
+    if format_of(rows) == "NeMo-RL":  # it writes batches of one
         alone = lambda x: x[0] if isinstance(x := _plain(x), list) and len(x) == 1 else x
         rows = [{name: alone(x) for name, x in row.items()} for row in rows]
     return [episode_of(row, mapping) for row in rows]
@@ -392,7 +380,7 @@ def _tensor(values: list[Any], name: str, lengths: list[int], unit: str, notes: 
     one does not, and None where most don't fit words: the others do by chance. Scores are [B], and
     sums of lists, where one does not fit."""
     given = list(map(_plain, values))
-    lists, rows = list(map(numbers, given)), range(len(given))
+    lists, rows = list(map(as_numbers, given)), range(len(given))
     padded = lambda its, n: unit == "tokens" and len(its) > n and not any(its[n:])
     fits = lambda its, n: len(its) == n or padded(its, n)
     bad = [i for i in rows if not (isinstance(given[i], list) and fits(lists[i], lengths[i]))]
@@ -429,7 +417,7 @@ def _ids(x: Any, known: int = 2**31) -> list[int] | None:
     "Token ids, with -1 for what is none; None where there is no list."
     x = _plain(x)
     is_id = lambda i: 0 <= i < known and i == int(i)
-    return [int(i) if is_id(i) else -1 for i in numbers(x)] if isinstance(x, list) else None
+    return [int(i) if is_id(i) else -1 for i in as_numbers(x)] if isinstance(x, list) else None
 
 
 def _tokens(
@@ -481,7 +469,7 @@ def rollout_from(
     made: dict[str, Any] = dict.fromkeys((*SIGNALS, *SCORES, "stopped"))
     for name in [name for name in (*SIGNALS, *SCORES) if name in targets]:
         made[name] = _tensor(column(name), name, lengths, unit, notes)
-    stops = [number(x, STOPS) for x in column("stopped")]
+    stops = [as_number(x, STOPS) for x in column("stopped")]
     bad = [(i, "of all or of none") for i, x in enumerate(stops) if x not in (0, 1)]
     _note(notes, "stopped", bad)
     made["stopped"] = torch.tensor(stops).bool() if stops and not bad else None
@@ -580,7 +568,7 @@ class ForeignRun(Updates):
     def _take(self, rows: Sequence[Row], update: int, source: str, notes: list[str]) -> None:
         "Add one table."
         for i, one in enumerate(episodes_of(rows, self.columns, source, notes)):
-            step = number(given := one.get("step", update))
+            step = as_number(given := one.get("step", update))
             if not (math.isfinite(step) and step == int(step)):
                 raise ValueError(
                     f"{source}, row {i}: its step is {quoted(given)}, and an update is a whole "

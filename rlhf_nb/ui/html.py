@@ -145,7 +145,7 @@ def inline(rule: str, **values: str) -> str:
     return text
 
 
-def themed(*content: str, sheets: Sequence[str] = ()) -> Html:
+def themed_markup(*content: str, sheets: Sequence[str] = ()) -> Html:
     "Markup in the colours of the page around it, light or dark. `sheets` are files of `static`."
     style = element("style", *map(asset, ("theme.css", *sheets)))
     return element("div", style, *content, class_="rlhf")
@@ -186,7 +186,7 @@ def tinted_text(
     return element("bdi", *map(word, tokens, values), class_="tinted")
 
 
-def spaced(tokens: Sequence[str], text: str) -> list[str]:
+def add_blanks(tokens: Sequence[str], text: str) -> list[str]:
     "Each token with the blanks before it in the text: some tokenizers keep no blank in a token."
     words, at = [], 0
     for token in tokens:
@@ -240,13 +240,13 @@ def error_note(error: BaseException) -> str:
 def breakable(markup: str) -> str:
     "The same markup, with places where a very long word may break."
 
-    def broken(word: re.Match[str]) -> str:
+    def break_word(word: re.Match[str]) -> str:
         return element("wbr").join(re.findall(r"(?:&[#\w]+;|[^&]){1,24}", word[0]))
 
-    return re.sub(r">[^<]{60,}", lambda text: re.sub(r"[^\s>]{60,}", broken, text[0]), markup)
+    return re.sub(r">[^<]{60,}", lambda text: re.sub(r"[^\s>]{60,}", break_word, text[0]), markup)
 
 
-def contained(markup: str) -> str:
+def fit_column(markup: str) -> str:
     "Markup that is no wider than its column, in the colours of the page around it."
     return element("div", breakable(markup), style=inline("contained"))
 

@@ -39,7 +39,9 @@ STEPS = (
     Step(
         "logprobs", "05_logprobs", "log-probs", ("policy and reference:", "log π and log π_{ref}")
     ),
-    Step("reward", "06_reward", "reward", ("the reward model gives", "a response its score s")),
+    Step(
+        "reward", "06_preferences", "reward", ("the reward model gives", "a response its score s")
+    ),
     Step("rollout", "07_rollout", "rollout", ("the policy samples a", "response per prompt")),
     Step("kl", "08_kl", "KL", ("how far from π_{ref}", "is π at each token?")),
     Step("shaping", "09_shaping", "shaping", ("r_{t} = −β KL_{t}, and s", "added at the end")),
@@ -129,7 +131,7 @@ def group(kind: str, *parts: str) -> str:
     return element("g", *parts, class_=kind)
 
 
-def sheet(height: float, label: str, *parts: str) -> Picture:
+def picture_card(height: float, label: str, *parts: str) -> Picture:
     "The whole picture, on a card of its own colour so that it reads on white and on black."
     card = rectangle(1, 1, WIDTH - 2, height - 2, "card", CARD, EDGE)
     drawn = asset("picture.svg").format(
@@ -196,7 +198,7 @@ def strip(marked: str) -> Picture:
         "The RLHF-PPO loop: prompts, rollout, log-probs, reward, KL, shaping, GAE, losses, update, "
         f"and again; evaluation is apart. This page: {step.title} ({step.number})."
     )
-    return sheet(108, label, frame, *right, *left, *turns, *boxes)
+    return picture_card(108, label, frame, *right, *left, *turns, *boxes)
 
 
 # ---- The large picture ----
@@ -269,7 +271,7 @@ def large() -> Picture:
     ]
     back = words(middle + 12, 280, "updated π and V,", "line", 13, "start")
     back += words(middle + 12, 298, "next batch", "line", 13, "start")
-    return sheet(
+    return picture_card(
         536,
         SUMMARY,
         loop_frame(12, 120, 776, 320),
@@ -339,4 +341,4 @@ def parts_picture(
     split = f"{len(parts)} parts: {cells} cells"
     drawn.append(words(left, 24, joined, "number", 13, "start", INK))
     drawn.append(words(right, 24, split, "number", 13, "start", INK))
-    return sheet(max(y, top + (high + 3) * len(lengths)) + 6, f"{joined}; {split}.", *drawn)
+    return picture_card(max(y, top + (high + 3) * len(lengths)) + 6, f"{joined}; {split}.", *drawn)

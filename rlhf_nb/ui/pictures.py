@@ -23,11 +23,11 @@ from rlhf_nb.ui.loop import (
     WIDTH,
     Picture,
     arrow,
+    picture_card,
     rectangle,
-    sheet,
     words,
 )
-from rlhf_nb.ui.viz import signed, visible_token
+from rlhf_nb.ui.viz import signed_number, visible_token
 
 # ---- Tokens in their columns ----
 
@@ -90,7 +90,7 @@ def batch_picture(
             parts.append(words(at.middle(column), y + 45, real, "note", 12))
     rows = "; ".join(f"{' '.join(p)} | {' '.join(r)}" for p, r in zip(prompts, responses))
     text = f"A padded batch, prompts on the left and responses on the right: {rows}"
-    return sheet(44 + 62 * len(prompts), text, *parts)
+    return picture_card(44 + 62 * len(prompts), text, *parts)
 
 
 def choice_picture(
@@ -117,7 +117,7 @@ def choice_picture(
         f"Columns {first} to {last} choose the {len(response)} response tokens: each column's "
         "logits choose the token in the next column."
     )
-    return sheet(164, text, *parts)
+    return picture_card(164, text, *parts)
 
 
 def reading_picture(
@@ -141,7 +141,7 @@ def reading_picture(
         "Policy, reference and value model are read in the column before each response token; the "
         "reward model is read once, at the last token."
     )
-    return sheet(202, text, *parts)
+    return picture_card(202, text, *parts)
 
 
 # ---- The KL and its estimators ----
@@ -175,7 +175,7 @@ def axis(x0: float, x1: float, y: float) -> str:
 
 
 def kl_sheet(height: float, label: str, *parts: str) -> Picture:
-    return sheet(height, label, element("style", asset("kl.css")), *parts)
+    return picture_card(height, label, element("style", asset("kl.css")), *parts)
 
 
 # ---- Two distributions, and what four estimators make of samples ----
@@ -327,7 +327,7 @@ def arc(
     )
 
 
-def stacked(
+def stack_bars(
     x: float, y: float, w: float, terms: Sequence[float], opacities: Sequence[float], scale: float
 ) -> str:
     "The terms on top of each other, positive ones upwards and negative ones downwards."
@@ -371,12 +371,12 @@ def panel(
         total, above = sum(terms[t]), zeros[0] - max(deltas[t], 0.0) * scale - 6
         net, edge = zeros[1] - total * scale, thick / 2 + 4
         parts += [
-            words(at[t], above, signed(deltas[t]), "number", 12, color=INK),
+            words(at[t], above, signed_number(deltas[t]), "number", 12, color=INK),
             signed_bar(at[t], zeros[0], thick, deltas[t], scale),
             words(at[t], arcs_at - 8, visible_token(token), "token", 12, color=INK),
-            stacked(at[t], zeros[1], thick, terms[t], fading, scale),
+            stack_bars(at[t], zeros[1], thick, terms[t], fading, scale),
             rule("net", at[t] - edge, at[t] + edge, net, INK, 2.5),
-            words(at[t], bottom, signed(total), "number", 13, color=INK),
+            words(at[t], bottom, signed_number(total), "number", 13, color=INK),
         ]
     return "".join(parts)
 
@@ -413,14 +413,14 @@ def gae_picture(
         for i, x in enumerate(lams)
     ]
     sums = "; ".join(
-        f"lambda {x:g}: {' '.join(signed(sum(row)) for row in shares(deltas, gamma * x))}"
+        f"lambda {x:g}: {' '.join(signed_number(sum(row)) for row in shares(deltas, gamma * x))}"
         for x in lams
     )
     label = (
-        f"Surprises of {', '.join(tokens)}: {' '.join(map(signed, deltas))}. Arcs pass each on to "
-        f"the tokens before it, fading by (gamma lambda) a step. Advantages, {sums}."
+        f"Surprises of {', '.join(tokens)}: {' '.join(map(signed_number, deltas))}. Arcs pass each "
+        f"on to the tokens before it, fading by (gamma lambda) a step. Advantages, {sums}."
     )
-    return sheet(bottom + 13, label, element("style", asset("gae.css")), *panels)
+    return picture_card(bottom + 13, label, element("style", asset("gae.css")), *panels)
 
 
 # ---- The clipped loss ----
@@ -536,7 +536,7 @@ def clip_picture(
         f"one none below {1 - cliprange:g}"
         + ("." if dual_clip is None else f", and with the dual clip none above {dual_clip:g}.")
     )
-    return sheet(TOP + HEIGHT + 46, label, element("style", asset("clip.css")), *halves)
+    return picture_card(TOP + HEIGHT + 46, label, element("style", asset("clip.css")), *halves)
 
 
 # ---- The map ----
@@ -580,6 +580,6 @@ def push_map(
     axis.set(xlabel="ratio (2 and more at the edge)", ylabel="advantage", xlim=(0, 2), ylim=(-3, 3))
     axis.set_title("Where the loss pushes a log-prob", fontsize=10)
     axis.legend(loc="upper left", fontsize=8)
-    write = lambda value, _: signed(float(value))
+    write = lambda value, _: signed_number(float(value))
     figure.colorbar(shown, label="push on the log-prob", format=write)
     return figure

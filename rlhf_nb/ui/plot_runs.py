@@ -73,7 +73,7 @@ def shared_places(lines: Sequence[pd.Series]) -> list[float]:
     return [x for x in places if all(x in line.index or x > line.index[-1] for line in lines)]
 
 
-def thinned(
+def thin_line(
     line: pd.Series,
     places: Sequence[float],  # sorted
     at_once: bool = False,  # whether a value is that of its last update, and no mean
@@ -107,14 +107,14 @@ def over_runs(
             f"the runs of one line logged {metric} at no common {x}: give each run a name of its "
             "own with --group, or runs with the same --logging_steps."
         )
-    columns = [thinned(line, places, at_once).rename(i) for i, line in enumerate(lines)]
+    columns = [thin_line(line, places, at_once).rename(i) for i, line in enumerate(lines)]
     table = pd.concat(columns, axis=1).sort_index()
     logged = pd.concat([column.notna() for column in columns], axis=1).sort_index()
     spread = table.agg(["mean", "min", "max"], axis=1).set_axis(["mean", "least", "most"], axis=1)
     return spread.mask(logged.eq(False).any(axis=1)).assign(runs=logged.notna().sum(axis=1))
 
 
-def along(logs: Sequence[Log]) -> str:
+def axis_of(logs: Sequence[Log]) -> str:
     "What curves are drawn over: episodes, where all runs logged them, else steps."
     return "episode" if all("episode" in log[-1] for log in logs) else "step"
 
@@ -141,7 +141,7 @@ def plot_runs(
 ) -> Figure:
     """A panel for each metric, a line for each name: the mean of its runs, and a band from the
     least to the most where there are several. A line has a gap where a run logged NaN."""
-    x = along([log for runs in logs.values() for log in runs])
+    x = axis_of([log for runs in logs.values() for log in runs])
     lines = {(name, m): over_runs(runs, m, x) for name, runs in logs.items() for m in metrics}
     names = [name for name in logs if any(lines[name, m] is not None for m in metrics)]
     labels = {

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from rlhf_nb.reward import calibration_error
+from rlhf_nb.preferences import calibration_error
 from rlhf_nb.ui.viz import curves
 
 

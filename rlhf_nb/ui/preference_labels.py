@@ -17,7 +17,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.encoding import Turns
-from rlhf_nb.evaluate import complete, wilson_interval
+from rlhf_nb.evaluate import win_rate_interval
+from rlhf_nb.training.completions import complete
 from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.html import percent
 
@@ -200,7 +201,7 @@ def share_sentence(count: int, of: int) -> str:
     "A share with its 95 % interval, in words."
     if not of:
         return "none yet"
-    low, high = wilson_interval(count / of, of)
+    low, high = win_rate_interval(count, 0, of - count)
     share, least, most = (percent(x, 0) for x in (count / of, low, high))
     return f"{count} of {of} ({share}; 95 % interval {least} to {most})"
 
@@ -264,7 +265,7 @@ def report_lines(labels: Labels) -> dict[str, str]:
     decided = sum(row["choice"] != "0" for row in labels.fresh)
     seconds = [row["seconds"] for row in labels.rows if row.get("seconds") is not None]
     (same, twice), (first, of) = labels.agreement(), labels.first_taken()
-    low, high = wilson_interval(first / of, of) if of else (0, 1)
+    low, high = win_rate_interval(first, 0, of - first) if of else (0, 1)
     lean = (
         "" if low <= 0.5 <= high else ": the place seems to decide, so read both before you choose"
     )
@@ -310,7 +311,7 @@ def load_preferences(
 
 
 class PersonJudge:
-    """The choices of a file as a judge for `evaluate.judge_pairs`. Raises what `read_labels`
+    """The choices of a file as a judge for `judge_pairs`. Raises what `read_labels`
     raises."""
 
     name = "a person"
@@ -401,7 +402,7 @@ class Labelling:
         "The choices so far."
         return Labels(self.rows, self.undone, self.file.torn)
 
-    def shown(self) -> tuple[Turns | None, list[Turns]]:
+    def answers(self) -> tuple[Turns | None, list[Turns]]:
         "The prompt and the two answers as they are shown. Raises ValueError where all are made."
         if self.showing is None:
             raise ValueError(f"all {len(self.order)} choices are made: no pair is shown.")
@@ -417,7 +418,7 @@ class Labelling:
                 f"key {key!r} after {len(self.rows)} of {len(self.order)} choices: give 1, 2 or 0 "
                 "while a pair is shown."
             )
-        prompt, both = self.shown()
+        prompt, both = self.answers()
         one, two = both
         sides: dict[str, tuple[Turns | None, Turns | None]]
         sides = {"1": (one, two), "2": (two, one), "0": (None, None)}

@@ -1,4 +1,4 @@
-"""Pairs of answers labelled by hand, kept as preferences, and what a reward model makes of them."""
+"""Pairs of answers labelled by hand, kept as preferences, and a reward model refitted on them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import ipywidgets as widgets
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.reward import RewardConfig
 from rlhf_nb.sft import tokenizer_of
-from rlhf_nb.tldr import SLOT
 from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.explore import (
     action_button,
@@ -23,49 +21,26 @@ from rlhf_nb.ui.explore import (
     side_by_side,
 )
 from rlhf_nb.ui.html import (
-    asset,
-    breakable,
     data_table,
     element,
     error_note,
     safe_prose,
     safe_text,
-    script_page,
     sheet,
-    spaced,
-    themed,
-    tinted_text,
+    themed_markup,
 )
 from rlhf_nb.ui.preference_labels import Labelling, Labels, report_lines
-from rlhf_nb.ui.reader import SCRIPT, STYLE
-from rlhf_nb.ui.reward_scores import (
-    PAIR_SIGNALS,
-    Refit,
-    ScoredPair,
-    pair_facts,
-    pair_numbers,
-    pair_record,
-    pair_summary,
-    refit_reward_model,
-    render_refit,
-    score_pairs,
-    worst_first,
-)
-from rlhf_nb.ui.viz import Html, signed, visible_token
+from rlhf_nb.ui.refit import Refit, refit_reward_model, render_refit
+from rlhf_nb.ui.viz import Html
 
-SHEETS = ("sheet.css", "tints.css", "preferences.css")
-SCALE = "{signal}: orange above zero, blue and underlined below; full colour at {most}."
-NOTE = (
-    "Each number is what the reward head says if the text stopped there; only the last one, at the "
-    "stop token, was trained."
-)
+SHEETS = ("sheet.css", "preferences.css")
 
 
 def label_report(labels: Labels) -> Html:
     "How much was labelled, how long it took, how reliable it is."
     rows = list(report_lines(labels).items())
     table = data_table("", ["question", "How good are these labels?"], rows)
-    return themed(sheet(table), sheets=SHEETS)
+    return themed_markup(sheet(table), sheets=SHEETS)
 
 
 def _pane(name: str, text: str) -> Html:
@@ -94,14 +69,14 @@ def render_labelling(
             )
         )
     else:
-        prompt, both = work.shown()
+        prompt, both = work.answers()
         if prompt is not None:
             parts.append(_pane("Prompt", turns_text(prompt)))
         panes = [_pane(f"Answer {i}", turns_text(text)) for i, text in enumerate(both, 1)]
         parts.append(element("div", *panes, class_="panes"))
     table = data_table("", ["question", "answer"], list(report_lines(work.labels).items()))
     summary = element("summary", "How good are these labels?")
-    return themed(sheet(*parts, element("details", summary, table)), sheets=SHEETS)
+    return themed_markup(sheet(*parts, element("details", summary, table)), sheets=SHEETS)
 
 
 _APART_SECONDS = 0.2  # a key that comes sooner after a pair was drawn was not pressed by a reader
@@ -180,7 +155,7 @@ class PreferenceDesk:
             placeholder="1 2 0 u",
             tooltip="1: answer 1 is better. 2: answer 2. 0: a tie. u or Backspace: take back.",
         )
-        field.observe(self.typed, names="value")
+        field.observe(self.take_key, names="value")
         return field
 
     @cached_property
@@ -208,7 +183,7 @@ class PreferenceDesk:
         self.view.value = self.draw()
         return widgets.VBox([line, self.view])
 
-    def typed(self, change: Any) -> None:
+    def take_key(self, change: Any) -> None:
         "The field was written to: a digit behind the last choice, or the last choice removed."
         self.act(partial(self.press, change["new"][-1:] or "u"))
 
@@ -271,99 +246,3 @@ def label_preferences(
         return refit_reward_model(work.labels.training(), start, tokenizer, args, held_out)
 
     return PreferenceDesk(work, refit, refit_every)
-
-
-def render_pair(
-    one: ScoredPair,
-    signal: str = "running score",  # or change
-) -> Html:
-    "Both answers, tinted by a number of each token on one scale, and all numbers in a table."
-    rows = [pair_numbers(one, which) for which in (0, 1)]
-    most = max((abs(x) for row in rows for x in row[signal] if math.isfinite(x)), default=0.0)
-    prompt = element("p", safe_prose(one.prompt), class_="prose")
-    parts = [
-        element("p", element("b", safe_text(pair_facts(one)))),
-        element("details", element("summary", "Prompt"), prompt),
-        element("p", SCALE.format(signal=signal, most=f"{most:.2f}"), class_="quiet"),
-    ]
-    for which, name in enumerate(("Chosen", "Rejected")):
-        tokens, row = one.tokens[which], rows[which]
-        words = tinted_text(spaced(tokens, one.answers[which]), row[signal], most, signal)
-        numbers = zip(tokens, *row.values())
-        cells = [(visible_token(token), *map(signed, both)) for token, *both in numbers]
-        summary = element("summary", f"{name}: all numbers")
-        parts += [element("h4", name), element("p", words, class_="answer")]
-        parts.append(element("details", summary, data_table("", ["token", *row], cells)))
-    return Html("".join(parts))
-
-
-def render_pairs(
-    pairs: Sequence[ScoredPair],
-    place: int = 1,  # of the pair that is looked at
-    signal: str = "running score",  # or change
-) -> Html:
-    "The summary, and the pair that is looked at."
-    place = max(1, min(place, len(pairs)))
-    lines = (pair_summary(pairs), f"{place} of {len(pairs)} · {signal} · worst mistakes first")
-    head = [element("p", safe_text(text)) for text in lines]
-    shown = render_pair(pairs[place - 1], signal)
-    return themed(sheet(*head, shown, element("p", safe_text(NOTE))), sheets=SHEETS)
-
-
-class RewardView(Html):
-    "One pair as markup; `at` shows another one, and `save_html` has controls over all of them."
-
-    pairs: list[ScoredPair]  # worst mistakes first
-    signal: str
-
-    def at(self, place: int = 1, signal: str = "running score") -> RewardView:
-        "The pair at another place, from 1, or another signal: running score, change."
-        return reward_view_of(self.pairs, place, signal)
-
-    def save_html(self, path: str | Path, most: int = 200) -> Path:
-        "One file that needs no kernel and no network: the first `most` pairs, to sort and to find."
-        shown = self.pairs[:most]
-        cut = len(shown) < len(self.pairs)
-        note = f" · the first {len(shown)} of them are in this file" if cut else ""
-        look = dict(signal=self.signal, sort="worst mistakes first", only="all", find="")
-        page = script_page(
-            "pairs.html",
-            "Reward model",
-            SCRIPT + asset("pairs.js"),
-            STYLE + "".join(map(asset, SHEETS)),
-            dict(
-                pairs=[pair_record(one) for one in shown],
-                signals=list(PAIR_SIGNALS),
-                look=look,
-                scale=SCALE,
-                slots=dict(SLOT),
-            ),
-            summary=safe_text(pair_summary(self.pairs) + note),
-            note=NOTE,
-            plain=breakable("".join(render_pair(one) for one in shown[:3])),
-        )
-        write_text_atomic(path, page)
-        return Path(path)
-
-
-def reward_view_of(
-    pairs: Sequence[ScoredPair], place: int = 1, signal: str = "running score"
-) -> RewardView:
-    "Pairs that are scored already. Raises ValueError on another signal."
-    if signal not in PAIR_SIGNALS:
-        raise ValueError(f"signal is {signal!r}: give one of {', '.join(PAIR_SIGNALS)}.")
-    ordered = worst_first(pairs)
-    page = RewardView(render_pairs(ordered, place, signal))
-    page.pairs, page.signal = ordered, signal
-    return page
-
-
-def reward_view(
-    model: PreTrainedModel | str,  # a reward model made by RewardTrainer, or its folder
-    processing_class: PreTrainedTokenizerBase | str,
-    pairs: Dataset,  # prompt, chosen, rejected: texts or conversations; or ids of encode_pairs
-    max_length: int | None = None,  # as in training
-) -> RewardView:
-    """The score along the tokens of both answers, worst mistakes first. Raises ValueError on other
-    models, and on rows that RewardTrainer refuses."""
-    return reward_view_of(score_pairs(model, processing_class, pairs, max_length))

@@ -30,14 +30,14 @@ from rlhf_nb.ui.episodes import (
     columns_of,
     conversation_of,
     episode_tokens,
-    filled,
     notes_of,
     number_of,
+    tensor_of,
     unit_of,
     when,
 )
 from rlhf_nb.ui.facts import facts_told
-from rlhf_nb.ui.html import asset, breakable, module, script_page, spaced
+from rlhf_nb.ui.html import add_blanks, asset, breakable, module, script_page
 from rlhf_nb.ui.viz import visible
 from rlhf_nb.ui.what_if import (
     UNKNOWN,
@@ -77,13 +77,13 @@ def _numbers(x: Tensor) -> list[float | None]:
     return [v if math.isfinite(v) else None for v in x.double().tolist()]
 
 
-def _measured(shown: Shown, objective: Objective | None) -> dict[str, Tensor]:
+def _stored_signals(shown: Shown, objective: Objective | None) -> dict[str, Tensor]:
     "The signals that a page cannot compute, by name."
     r, computed = shown.rollout, FOLLOWS if objective else set()
     if objective and objective.kl_estimator == "full":
         computed = computed - {"kl"}
     measured = {
-        name: filled(r, name)
+        name: tensor_of(r, name)
         for name in SIGNALS
         if getattr(r, name) is not None and name not in computed
     }
@@ -112,14 +112,14 @@ def objective_for(
     carried = objective_of(r)
     objective = carried or chosen
     if objective is None:
-        return None, _asked(r), UNKNOWN
+        return None, _default_objective(r), UNKNOWN
     reproduced, sentence = reproduces(r, objective)
     if reproduced:
         return objective, None, sentence
     return None, None if carried else objective, sentence
 
 
-def _asked(r: Rollout) -> Objective:
+def _default_objective(r: Rollout) -> Objective:
     "What a page begins with that asks the reader for the objective."
     kl_coef = number_of(r, "kl_coef")
     return Objective() if kl_coef is None or kl_coef < 0 else Objective(kl_coef=kl_coef)
@@ -147,7 +147,7 @@ def packed_update(
     answers: list[str] = []
     widths: list[int] = []  # of each token in its answer, in the units of JavaScript's texts
     for e in rows:
-        pieces = spaced(episode_tokens(r, e), r.responses[e] if r.responses else "")
+        pieces = add_blanks(episode_tokens(r, e), r.responses[e] if r.responses else "")
         texts, units = zip(*map(shown_piece, pieces)) if pieces else ((), ())
         answers.append("".join(texts))
         widths += units
@@ -156,7 +156,7 @@ def packed_update(
             prompts[asked] = len(prompts)
             turns.append(turns_of(conversation_of(r, e)))
     arrays = [("widths", np.array(widths, dtype=np.uint32))]
-    for name, x in _measured(shown, objective).items():
+    for name, x in _stored_signals(shown, objective).items():
         row = [x[e, : int(n[e])].detach().float() for e in rows]
         arrays.append((name, torch.cat(row).numpy() if row else np.zeros(0, np.float32)))
     scores = {name: getattr(r, name) for name in ("raw_scores", "scores")}
@@ -198,7 +198,7 @@ def _bad_form(r: Rollout, episode: int) -> bool | None:
     return gold_judge(r.responses[episode], facts).malformed if facts and r.responses else None
 
 
-def prompt_text(text: str) -> str:
+def visible_prompt(text: str) -> str:
     "A prompt as it is shown: lines stay lines, what cannot be seen is made visible."
     return visible(text, lines=True)
 
@@ -215,8 +215,8 @@ def _prompt(text: str, turns: Sequence[tuple[str, str]]) -> dict[str, Any]:
     where the gold judge knows them."""
     facts: Mapping[str, str] | None = facts_told(text)
     turns = turns or [(role, said) for role, said in CHAT.findall(text) if said]
-    more = dict(facts=facts, turns=[[*map(prompt_text, turn)] for turn in turns])
-    return dict(text=prompt_text(text)) | {name: x for name, x in more.items() if x}
+    more = dict(facts=facts, turns=[[*map(visible_prompt, turn)] for turn in turns])
+    return dict(text=visible_prompt(text)) | {name: x for name, x in more.items() if x}
 
 
 # ---- Widget and file ----
@@ -226,7 +226,7 @@ SCRIPT = module("arithmetic.js", "reader.js")
 STYLE = asset("theme.css") + asset("reader.css")
 
 
-def head_of(
+def reader_head(
     title: str,
     updates: Sequence[Mapping[str, Any]],  # name, update (its number); run: 1 for another run
     signal: str,

@@ -27,11 +27,9 @@ from rlhf_nb.ui.run_files import (
 from rlhf_nb.ui.run_view import Run, curves_markup
 from rlhf_nb.ui.verdict import (
     best_and_worst,
-    blind_sentence,
     completions_of_run,
     examples_section,
     headline,
-    outcome_sentence,
     posts_section,
     stretch,
 )
@@ -120,11 +118,10 @@ def demo_report(
     settings, results = read_json(folder / "settings.json"), read_json(folder / "results.json")
     metrics = log_lines(folder / "metrics.jsonl")
     completions = completions_of_run(folder)
-    blind = [outcome_sentence(completions), blind_sentence(results.get("reward") or {})]
     examples = examples_section(completions)
     above = best_and_worst(completions) if examples else ()
     sections = {
-        "Verdict": headline(results, settings.get("quick", False), blind),
+        "Verdict": headline(results, settings.get("quick", False), completions),
         **({"Best and worst": examples} if examples else {}),
         "Results": verdict_section(results),
         "Curves": curve_panels(metrics),

@@ -1,4 +1,4 @@
-"""The files of a run, rollouts, log, completions, and what in them deserves a look."""
+"""The files of a run: rollouts, log, completions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf_nb.base.files import read_jsonl
-from rlhf_nb.evaluate import hacking_alarms
 from rlhf_nb.masks import last_token, on_tokens, score_sums
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.training.logs import logged_rows
-from rlhf_nb.training.metrics import SHORT
-from rlhf_nb.ui.episodes import filled
+from rlhf_nb.training.metrics import LOG_NAMES
+from rlhf_nb.ui.episodes import tensor_of
 
 # ---- Files ----
 
@@ -124,16 +122,18 @@ def _with_tokens_paid(r: Rollout) -> Rollout:
     return r.with_(paid=last_token(r.mask) if r.paid is None else r.paid, **spread)
 
 
-def merged(parts: Sequence[Rollout]) -> Rollout:
+def merge_rollouts(parts: Sequence[Rollout]) -> Rollout:
     """The parts of one update as one rollout; prompts padded on the left, responses on the right.
     What one part lacks is nan in its episodes; truth values are absent if one part lacks them."""
     if len(parts) == 1:
         return parts[0]
     if any(r.paid is not None for r in parts):  # then all have scores of tokens
         parts = [_with_tokens_paid(r) for r in parts]
-    widest = {name: max(filled(r, name).shape[1] for r in parts) for name in ("prompt_ids", "mask")}
+    widest = {
+        name: max(tensor_of(r, name).shape[1] for r in parts) for name in ("prompt_ids", "mask")
+    }
 
-    def widened(r: Rollout, name: str, like: Tensor) -> Tensor:
+    def pad_to_widest(r: Rollout, name: str, like: Tensor) -> Tensor:
         x, left = getattr(r, name), name.startswith("prompt")
         if x is None:
             x = torch.where(r.mask.bool(), math.nan, 0.0)
@@ -143,13 +143,13 @@ def merged(parts: Sequence[Rollout]) -> Rollout:
         missing = widest["prompt_ids" if left else "mask"] - x.shape[1]
         return pad(x, (missing, 0) if left else (0, missing))
 
-    def together(name: str) -> Tensor | None:
+    def join_tensors(name: str) -> Tensor | None:
         parts_with = [x for r in parts if (x := getattr(r, name)) is not None]
         if not parts_with or (
             len(parts_with) < len(parts) and not parts_with[0].is_floating_point()
         ):
             return None
-        return torch.cat([widened(r, name, parts_with[0]) for r in parts])
+        return torch.cat([pad_to_widest(r, name, parts_with[0]) for r in parts])
 
     texts = {
         name: [x for r in parts for x in getattr(r, name) or [""] * len(r)]
@@ -160,14 +160,14 @@ def merged(parts: Sequence[Rollout]) -> Rollout:
         name: [x for r in parts for x in r.columns.get(name, [None] * len(r))]
         for name in dict.fromkeys(name for r in parts for name in r.columns)
     }
-    tensors = {name: together(name) for name in TENSORS}
+    tensors = {name: join_tensors(name) for name in TENSORS}
     return parts[0].with_(**tensors, **texts, columns=columns)
 
 
 _NUMBERS = "response_ids mask stopped kl scores raw_scores logprobs engine_logprobs".split()
 
 
-def repeated(ids: Tensor, mask: Tensor) -> Tensor:
+def repetition_shares(ids: Tensor, mask: Tensor) -> Tensor:
     "Share [B] of each row's runs of three tokens that came before in it."
     if ids.shape[1] < 3:
         return torch.zeros(len(ids))
@@ -178,21 +178,21 @@ def repeated(ids: Tensor, mask: Tensor) -> Tensor:
     return again / real.sum(1).clamp(min=1)
 
 
-APART = 0.5  # nats between sampler and trainer for the same token, far beyond rounding
+ENGINE_GAP = 0.5  # nats between sampler and trainer for the same token, far beyond rounding
 
 
 def episode_numbers(tensors: Mapping[str, Any]) -> pd.DataFrame:
     """Length, stop, repetition, KL, scores and tokens that sampler and trainer see apart, of each
     episode, from what is there of a rollout."""
     mask = tensors["mask"].bool()
-    frame = dict(length=mask.sum(1), repetition=repeated(tensors["response_ids"], mask))
+    frame = dict(length=mask.sum(1), repetition=repetition_shares(tensors["response_ids"], mask))
     if (stopped := tensors.get("stopped")) is not None:
         frame["stopped"] = stopped
     if (kl := tensors.get("kl")) is not None:
         frame["kl"] = kl.float().masked_fill(~mask, 0.0).sum(1)
     if (engine := tensors.get("engine_logprobs")) is not None and "logprobs" in tensors:
         gap = (engine.float() - tensors["logprobs"].float()).abs().masked_fill(~mask, 0.0)
-        frame["apart"] = (gap > APART).sum(1)
+        frame["apart"] = (gap > ENGINE_GAP).sum(1)
     raw, scores = tensors.get("raw_scores"), tensors.get("scores")
     if (score := raw if scores is None else scores) is not None:
         frame["score"] = score_sums(score).float()
@@ -343,7 +343,7 @@ class RunFolder(Updates):
         return update, *((file.name, file.stat().st_mtime_ns) for file in self.files[update])
 
     def _read(self, update: int) -> Rollout:
-        return merged([Rollout.load(file) for file in self.files[update]])
+        return merge_rollouts([Rollout.load(file) for file in self.files[update]])
 
     def _count(self, update: int) -> pd.DataFrame:
         return pd.concat([numbers_of(file) for file in self.files[update]], ignore_index=True)
@@ -366,9 +366,9 @@ class RunFolder(Updates):
 
 
 MEANS = {  # of the numbers of an update's episodes: what a trainer would have logged them as
-    "raw_score": SHORT["raw score"],
-    "kl": SHORT["KL"],
-    "length": SHORT["length"],
+    "raw_score": LOG_NAMES["raw score"],
+    "kl": LOG_NAMES["KL"],
+    "length": LOG_NAMES["length"],
 }
 
 
@@ -383,120 +383,3 @@ def means_of(run: Updates) -> pd.DataFrame:
 def log_or_means(run: Updates) -> pd.DataFrame:
     "What a run logged; where it logged nothing, means over its rollouts."
     return run.log if len(run.log) else means_of(run)
-
-
-# ---- Suspects ----
-
-
-@dataclass(frozen=True)
-class Suspect:
-    "Something that deserves a look."
-
-    update: int
-    episode: int | None  # None: the update as a whole
-    sentence: str
-
-
-_ODD: dict[str, Callable[[float], str]] = dict(  # how each is said; repetition is `repeated`
-    kl=lambda x: f"KL {x:.3g} nats",
-    length=lambda x: f"length {x:.0f} tokens",
-    repetition=lambda x: f"repetition {100 * x:.0f} %",
-)
-
-
-def within_updates(
-    numbers: pd.DataFrame,  # a row an episode: update, and the columns
-    columns: list[str],
-) -> pd.DataFrame:
-    """How far each number is from the mean of its update, in standard deviations within updates,
-    pooled over all of them: an update in which nearly all are alike has no tiny unit of its own."""
-    means = numbers.groupby("update")[columns].transform("mean")
-    groups = len(numbers["update"].unique())
-    spread = ((numbers[columns] - means) ** 2).sum() / max(1, len(numbers) - groups)
-    z = (numbers[columns] - means) / spread**0.5
-    return z.replace([math.inf, -math.inf], 0.0).fillna(0.0)
-
-
-def episode_suspects(
-    numbers: pd.DataFrame,  # a row an episode: update, episode, score, kl, length, repetition
-    most: int = 6,
-    far: float = 2.5,  # standard deviations within updates, above the mean of its own
-) -> list[Suspect]:  # the oddest first
-    """Episodes that are paid more than most of their update and are far out in KL, length or
-    repetition; of these three some may be missing."""
-    odd = [name for name in _ODD if name in numbers]
-    if "score" not in numbers or not odd:
-        return []
-    z = within_updates(numbers, ["score", *odd])
-    farthest = z[odd].max(axis=1)
-    picked = farthest[(z["score"] > 1) & (farthest > far)]
-    picked = picked.sort_values(ascending=False, kind="stable").head(most)
-
-    def suspect(row: dict[str, float], its: dict[str, float]) -> Suspect:
-        update, episode = int(row["update"]), int(row["episode"])
-        facts = ", ".join(f"{_ODD[x](row[x])} ({its[x]:+.1f} sd)" for x in odd if its[x] > far)
-        sentence = (
-            f"Update {update}, episode {episode}: score {row['score']:+.2f} "
-            f"({its['score']:+.1f} sd), {facts}"
-        )
-        return Suspect(update, episode, sentence)
-
-    return [suspect(dict(numbers.loc[i]), dict(z.loc[i])) for i in picked.index]
-
-
-def two_views(numbers: pd.DataFrame) -> list[Suspect]:
-    "The episode with most tokens that sampler and trainer see apart, where one in 500 is."
-    apart = numbers["apart"] if "apart" in numbers else numbers["length"] * 0
-    if not (share := apart.sum() / max(1, numbers["length"].sum())) > 1 / 500:
-        return []
-    columns = ["update", "episode", "apart", "length"]
-    update, episode, count, length = map(int, numbers[columns].to_numpy()[apart.argmax()])
-    sentence = (
-        f"Alarm. Update {update}, episode {episode}: sampler and trainer are {APART} nats and more "
-        f"apart on {count} of {length} tokens, and on {100 * share:.2g} % of all"
-    )
-    return [Suspect(update, episode, sentence)]
-
-
-def _jump(name: str, line: pd.DataFrame, column: str, jump: float) -> list[Suspect]:
-    "The largest step of a metric, where it is `jump` times the usual one."
-    values, updates = line[column].tolist(), line["update"].tolist()
-    steps = line[column].diff().abs()
-    if len(line) < 5 or not steps.max() > jump * steps.median() > 0:
-        return []
-    at = steps.tolist().index(steps.max())
-    sentence = (
-        f"Jump. Update {updates[at]:.0f}: {name} went from {values[at - 1]:.3g} to "
-        f"{values[at]:.3g} in one update"
-    )
-    return [Suspect(int(updates[at]), None, sentence)]
-
-
-def run_suspects(
-    log: pd.DataFrame,  # a row an update, with `update` and metrics as the trainer names them
-    jump: float = 8.0,  # times the usual step from one update to the next
-    counted: str = "tokens",  # what lengths are counted in
-) -> list[Suspect]:  # alarms, then jumps
-    "Updates at which something ran away or jumped."
-    watched = {name: SHORT[name] for name in ("score", "KL", "length", "entropy")}
-    logged = {name: column for name, column in watched.items() if column in log}
-    alarms = hacking_alarms(log) if "score" in logged and len(logged) > 1 else []
-    sentence = lambda alarm: f"Alarm. {alarm.sentence}".replace(" tokens.", f" {counted}.")
-    suspects = [Suspect(alarm.update, None, sentence(alarm)) for alarm in alarms]
-    below = log[log[kl] < -0.5] if (kl := SHORT["KL"]) in log else log[:0]
-    for row in below.to_dict("records")[-1:]:
-        negative = (
-            f"Alarm. Update {row['update']:.0f}: mean KL is {row[kl]:.3g} nats. If that is not the "
-            "noise of few answers, log-probs of sampler, trainer or reference are not of the same "
-            "policy or text"
-        )
-        suspects.insert(0, Suspect(int(row["update"]), None, negative))
-    for name, column in logged.items():
-        suspects += _jump(name, log.dropna(subset=[column]), column, jump)
-    return suspects
-
-
-def suspects_of(run: Updates, updates: Iterable[int] | None, most: int = 6) -> list[Suspect]:
-    "Suspects of the run as a whole, then of the episodes of some updates (None: of all)."
-    of_run, numbers = run_suspects(log_or_means(run), counted=run.counted), run.numbers(updates)
-    return two_views(numbers) + of_run + episode_suspects(numbers, most)

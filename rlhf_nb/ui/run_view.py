@@ -11,8 +11,8 @@ from numbers import Real
 from typing import Any
 
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.training.metrics import SHORT, in_order, metric_of
-from rlhf_nb.ui.chart import Points, curve_picture, curve_svg, thin, written
+from rlhf_nb.training.metrics import LOG_NAMES, in_order, metric_of
+from rlhf_nb.ui.chart import Points, curve_picture, curve_svg, thin, value_text
 from rlhf_nb.ui.episodes import (
     end_of,
     episode_facts,
@@ -22,16 +22,16 @@ from rlhf_nb.ui.episodes import (
     prompt_of,
 )
 from rlhf_nb.ui.html import (
+    add_blanks,
     data_table,
     duration,
     element,
     safe_text,
     sheet,
-    spaced,
-    themed,
+    themed_markup,
     tinted_text,
 )
-from rlhf_nb.ui.viz import Html, signed, visible, visible_token
+from rlhf_nb.ui.viz import Html, signed_number, visible, visible_token
 
 # ---- The record ----
 
@@ -143,7 +143,7 @@ def curve_figure(
     if not line:
         return element("figure", element("figcaption", head, ": no finite number yet."))
     values, (last, now) = [y for _, y in line], line[-1]
-    show = lambda value: written(value, max(map(abs, values)))
+    show = lambda value: value_text(value, max(map(abs, values)))
     marks = [one.update for one in run.changes if one.what == "kl_coef"]
     number = element("strong", show(now), title=f"{now!r} {unit}")
     start = f"{show(values[0])} → " if span else ""
@@ -157,7 +157,7 @@ def curve_figure(
     return element("figure", words, picture)
 
 
-FEW = tuple(metric.short[0] for metric in in_order("viewer"))  # those that are logged
+VIEWER_CURVES = tuple(metric.short[0] for metric in in_order("viewer"))  # those that are logged
 
 
 def chosen_curves(run: Run, names: Sequence[str] | None) -> list[str]:
@@ -166,8 +166,8 @@ def chosen_curves(run: Run, names: Sequence[str] | None) -> list[str]:
     logged = list(run.lines)  # a thread may be adding to it
     if names is None:
         return logged
-    wanted = [SHORT.get(name, name) for name in names]
-    wanted = [name for name in wanted if name in logged or tuple(names) != FEW]
+    wanted = [LOG_NAMES.get(name, name) for name in names]
+    wanted = [name for name in wanted if name in logged or tuple(names) != VIEWER_CURVES]
     return wanted if not logged or set(wanted) & set(logged) else logged[:4]
 
 
@@ -228,7 +228,7 @@ def changed_settings(run: Run) -> str:
     return head + data_table("", [f"After {run.name}", "What"], rows)
 
 
-def episode_markup(r: Rollout, i: int, signal: str, most: float) -> str:
+def run_episode_markup(r: Rollout, i: int, signal: str, most: float) -> str:
     "One episode: what is known of it, the end of its prompt, and its response under one signal."
     prompt, tokens = (end_of(prompt_of(r, i)) if r.prompts else ""), episode_tokens(r, i)
     parts = [
@@ -237,10 +237,10 @@ def episode_markup(r: Rollout, i: int, signal: str, most: float) -> str:
     ]
     row = episode_signals(r, i).get(signal)
     values = [0.0] * len(tokens) if row is None else row.tolist()
-    words = spaced(tokens, r.responses[i]) if r.responses else tokens
+    words = add_blanks(tokens, r.responses[i]) if r.responses else tokens
     parts.append(element("p", tinted_text(words, values, most, signal), class_="answer"))
     if row is not None:
-        cells = [(visible_token(token), signed(x)) for token, x in zip(tokens, values)]
+        cells = [(visible_token(token), signed_number(x)) for token, x in zip(tokens, values)]
         table = data_table("", ["Token", signal], cells)
         summary = element("summary", f"{signal} as numbers")
         parts.append(element("details", summary, table))
@@ -259,7 +259,7 @@ def episodes_markup(run: Run, signal: str, count: int) -> str:
     scale = f"{signal}: orange above zero, blue and underlined below; full colour at {most:.2f}"
     scale += ", 99 % of this update is paler."
     head = element("h3", "The last update's first episodes") + element("p", scale, class_="quiet")
-    return head * bool(rows) + "".join(episode_markup(r, i, signal, most) for i in rows)
+    return head * bool(rows) + "".join(run_episode_markup(r, i, signal, most) for i in rows)
 
 
 def body_markup(run: Run, names: Sequence[str] | None, signal: str, episodes: int) -> str:
@@ -271,10 +271,10 @@ def body_markup(run: Run, names: Sequence[str] | None, signal: str, episodes: in
 
 def render_run(
     run: Run,
-    names: Sequence[str] | None = FEW,  # metrics, as in the viewer; None: all
+    names: Sequence[str] | None = VIEWER_CURVES,  # metrics, as in the viewer; None: all
     signal: str = "advantages",  # behind the tokens
     episodes: int = 2,  # of the last update
 ) -> Html:
     "A run as it is now, readable without a kernel."
     body = body_markup(run, names, signal, episodes)
-    return themed(sheet(head_line(run), body), sheets=SHEETS)
+    return themed_markup(sheet(head_line(run), body), sheets=SHEETS)

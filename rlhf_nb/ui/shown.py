@@ -1,42 +1,48 @@
 """What a notebook shows of records that are made below the views. Their `_repr_html_` asks here, so
-that a run which shows nothing loads no view."""
+that a run which shows nothing loads no view. It takes plain data, and knows no record."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 import pandas as pd
 
-from rlhf_nb.evaluate import JudgeReport
-from rlhf_nb.memory import MemoryPlan
-from rlhf_nb.rollout import Rollout
 from rlhf_nb.ui.html import Html, element
 from rlhf_nb.ui.viz import episode_table
-from rlhf_nb.update import Metrics
 
 
-def rollout_markup(rollout: Rollout) -> Html:
+def rollout_markup(
+    title: str,
+    episodes: Sequence[Mapping[Any, Any]],  # column -> value, each
+    columns: Sequence[str],  # those that came with the prompts, which are left out
+) -> Html:
     "The first episodes of a rollout, without prompts and columns."
-    shown = rollout.episodes().drop(columns=["prompt", *rollout.columns], errors="ignore").head(8)
-    rows = [{str(k): v for k, v in row.items()} for row in shown.to_dict("records")]
-    return episode_table(rows, title=repr(rollout), of=len(rollout))
+    hidden = {"prompt", *columns}
+    rows = [{str(k): x for k, x in row.items() if k not in hidden} for row in episodes[:8]]
+    return episode_table(rows, title=title, of=len(episodes))
 
 
-def metrics_markup(metrics: Metrics) -> str:
+def metrics_markup(metrics: Mapping[str, float]) -> str:
     "What an update logged, by group."
     rows = [(*name.rpartition("/")[::2], value) for name, value in metrics.items()]
     frame = pd.DataFrame(rows, columns=["group", "metric", "value"])
     return frame.to_html(index=False, float_format=lambda x: f"{x:.4g}")
 
 
-def judged_markup(report: JudgeReport) -> Html:
-    "A win rate below what is needed to judge it."
-    *lines, last = map(escape, str(report).split("\n"))
+def win_rate_markup(report: str) -> Html:
+    "A win rate, the last line of its report, below what is needed to judge it."
+    *lines, last = map(escape, report.split("\n"))
     return element("p", element("br").join([*lines, element("b", last)]))
 
 
-def plan_markup(plan: MemoryPlan) -> str:
+def plan_markup(
+    phases: Mapping[Any, Mapping[Any, float]],  # phase -> kind -> GiB
+    verdict: str,
+    advice: Mapping[Any, Any],  # column -> values; none where the run fits
+) -> str:
     "The memory of each phase, whether it fits, and what to change where it does not."
-    advice = "" if plan.fits else plan.advice().to_html(index=False)
-    table = plan.frame().to_html(float_format="{:.2f}".format)
-    return f"{table}{element('p', plan.verdict)}{advice}"
+    changes = pd.DataFrame(advice).to_html(index=False) if advice else ""
+    table = pd.DataFrame(phases).to_html(float_format="{:.2f}".format)
+    return f"{table}{element('p', verdict)}{changes}"

@@ -4,14 +4,14 @@ with the summaries that SFT and PPO wrote of them."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from rlhf_nb.evaluate import wilson_interval
+from rlhf_nb.evaluate import win_rate_interval
 from rlhf_nb.tldr import SLOT, gold_judge
 from rlhf_nb.training.metrics import SEEDS
 from rlhf_nb.ui.facts import claims_of, facts_told, judged_text, post_with_facts
@@ -27,7 +27,7 @@ from rlhf_nb.ui.html import (
     safe_prose,
     safe_text,
 )
-from rlhf_nb.ui.viz import signed
+from rlhf_nb.ui.viz import signed_number
 
 # ---- Win rates and their intervals ----
 
@@ -91,21 +91,23 @@ def gain_of(sft: Row, ppo: Row) -> str:
     return points(gain, 0 if abs(gain) >= 0.0995 else 1)
 
 
-def win_sentence(sft: Row, ppo: Row) -> str:
-    "What the gain is a gain in."
-    return (
-        f"{how_sampled(ppo['temperature']).capitalize()}: the gold judge, who knows the facts, "
-        f"prefers PPO's summary to the reference on {percent(ppo['win_rate'])} of "
-        f"{ppo['posts']:,} test posts, and SFT's on {percent(sft['win_rate'])}; a tie counts half."
+def rates_sentence(sft: Row, ppo: Row, first: bool) -> str:
+    "The rates at one temperature, the first time with what they are rates of; and bad form."
+    gold = (
+        "the gold judge, who knows the facts, prefers PPO's summary to the reference on "
+        f"{percent(ppo['win_rate'])} of {ppo['posts']:,} test posts, and SFT's on "
+        f"{percent(sft['win_rate'])}; a tie counts half."
     )
-
-
-def form_sentence(sft: Row, ppo: Row) -> str:
-    "How many summaries are not of the form that the world's summaries have."
-    return (
+    gain = (
+        f"{gain_of(sft, ppo)} points, from {percent(sft['win_rate'])} to "
+        f"{percent(ppo['win_rate'])}."
+    )
+    form = (
         f"Bad form: {percent(ppo.get('malformed'))} of PPO's summaries, "
         f"{percent(sft.get('malformed'))} of SFT's."
     )
+    how = how_sampled(ppo["temperature"]).capitalize()
+    return f"{how}: {gold if first else gain} {form}"
 
 
 def facts_sentence(sft: Row, ppo: Row) -> str:
@@ -117,71 +119,63 @@ def facts_sentence(sft: Row, ppo: Row) -> str:
     return f"SFT → PPO: {', '.join(parts)}."
 
 
-def seeds_sentence(row: Mapping[str, float], kind: str) -> str:
+def seeds_sentences(results: Mapping[str, Any], temperature: float) -> list[str]:
     "PPO less SFT on the same posts, and what its interval does not know."
-    gain, low, high = (points(row[name]) for name in ("difference", "low", "high"))
-    between = (
-        f"between training seeds PPO's near-greedy rate moves by more: {SEEDS[kind]}."
-        if kind in SEEDS
-        else "between training seeds the rate moves by more."
-    )
-    return (
-        f"On the same posts PPO less SFT: {gain} points (95 % paired interval {low} to {high}). "
-        f"That is for this one run; {between}"
-    )
+    lines, seeds = [], SEEDS.get(results.get("kind", ""))
+    for row in results.get("paired", []):
+        if row["temperature"] == temperature:
+            gain, low, high = (points(row[name]) for name in ("difference", "low", "high"))
+            lines.append(
+                f"On the same posts PPO less SFT: {gain} points (95 % paired interval {low} to "
+                f"{high}). That is for this one run; between training seeds the rate moves by more."
+            )
+    return lines + [f"PPO's near-greedy rate over training seeds: {seeds}."] * bool(seeds)
 
 
-def win_sentences(results: Mapping[str, Any]) -> list[str]:
-    "What the number is, and what it is at the other temperatures."
-    (sft, ppo), *others = judged_twice(results)
-    lines = [f"{win_sentence(sft, ppo)} {form_sentence(sft, ppo)}"]
-    for low, high in others:
-        lines.append(
-            f"{how_sampled(high['temperature']).capitalize()}: {gain_of(low, high)} points, from "
-            f"{percent(low['win_rate'])} to {percent(high['win_rate'])}. {form_sentence(low, high)}"
-        )
-    return lines
-
-
-def small_print(results: Mapping[str, Any], quick: bool) -> list[str]:
-    "Facts, the paired interval, and what kind of run it was."
-    sft, ppo = judged_twice(results)[0]
-    lines = [facts_sentence(sft, ppo)]
-    paired = {row["temperature"]: row for row in results.get("paired", [])}
-    if ppo["temperature"] in paired:
-        lines.append(seeds_sentence(paired[ppo["temperature"]], results.get("kind", "")))
-    if quick:
-        lines.append(
-            "This was a quick run, with fewer posts, labels and answers than the usual one."
-        )
-    return lines
-
-
-def paragraphs(lines: Iterable[str], kind: str = "") -> str:
-    "Sentences, a paragraph each; no line breaks before a per cent sign."
-    text = lambda line: safe_text(line).replace(" %", "&nbsp;%")
-    return "".join(element("p", text(line), class_=kind) for line in lines)
+def statements(
+    results: Mapping[str, Any],  # of results.json
+    quick: bool = False,  # whether the run was a small one
+    frame: pd.DataFrame | None = None,  # of `completions_of_run`
+) -> list[tuple[str, str]]:  # kind and text; empty without a verdict
+    """What a demo came to, in the order of its log and its page: `gain` and `verdict` in a few
+    words, what is `told` of them, and what is `small` print."""
+    both = judged_twice(results)
+    if not both:
+        return []
+    sft, ppo = both[0]
+    outcome = "" if frame is None else outcome_sentence(frame)
+    rates = [rates_sentence(*pair, first=i == 0) for i, pair in enumerate(both)]
+    told = [outcome, *rates, blind_sentence(results.get("reward") or {})]
+    small = [facts_sentence(sft, ppo), *seeds_sentences(results, ppo["temperature"])]
+    note = "This was a quick run, with fewer posts, labels and answers than the usual one."
+    return [
+        ("gain", gain_of(sft, ppo)),
+        ("verdict", compare_rates(sft, ppo)),
+        *(("told", text) for text in told if text),
+        *(("small", text) for text in (*small, *[note] * quick)),
+    ]
 
 
 def headline(
-    results: Mapping[str, Any],  # of results.json
-    quick: bool = False,  # whether the run was a small one
-    blind: Sequence[str] = (),  # what PPO's summaries lack most; what the reward model cannot see
+    results: Mapping[str, Any], quick: bool = False, frame: pd.DataFrame | None = None
 ) -> str:
-    "The gain at the lowest temperature, what it is, and the other temperature."
-    both = judged_twice(results)
-    if not both:
+    "`statements` as the first screen of a page, with the rates and their intervals as a picture."
+    stated, both = statements(results, quick, frame), judged_twice(results)
+    if not stated:
         return missing_note(
             "No verdict yet: it comes with the last stage, judge, which reads SFT's and PPO's "
             "summaries of the test posts."
         )
-    (sft, ppo), *_ = both
+    (sft, ppo), (_, gain), (_, verdict), *others = both[0], *stated
+    line = lambda text: safe_text(text).replace(" %", "&nbsp;%")  # no line breaks there
     return asset("gain.html").format(
         exact=escape(f"{100 * (ppo['win_rate'] - sft['win_rate']):.6g}"),
-        gain=gain_of(sft, ppo),
-        verdict=compare_rates(sft, ppo),
-        sentences=paragraphs(filter(None, [*blind[:1], *win_sentences(results), *blind[1:]]))
-        + paragraphs(small_print(results, quick), "small"),
+        gain=gain,
+        verdict=verdict,
+        sentences="".join(
+            element("p", line(text), class_="small" if kind == "small" else None)
+            for kind, text in others
+        ),
         table=gain_table([row for pair in both for row in pair]),
     )
 
@@ -208,51 +202,43 @@ def near_chance(
     pairs: Mapping[str, int],  # how many pairs each is of
 ) -> list[str]:
     "Slots whose 95 % interval contains one half."
-    between = {slot: wilson_interval(share, pairs[slot]) for slot, share in shares.items()}
+    between = {
+        slot: win_rate_interval(share * pairs[slot], 0, (1 - share) * pairs[slot])
+        for slot, share in shares.items()
+    }
     return [slot for slot, (low, high) in between.items() if low <= 0.5 <= high]
 
 
 def blind_sentence(
     measured: Mapping[str, Any],  # `reward` in results.json
 ) -> str:  # empty where the probe was not run
-    "What the reward model cannot see, from the probe: a perfect summary against one wrong fact."
+    """What the reward model cannot see, from the probe (a perfect summary against one wrong fact):
+    the facts on which it guesses, or the one on which it is weakest; and the kind of held-out pair
+    that it gets wrong most."""
     shares, pairs = measured.get("probe_by_slot") or {}, measured.get("probe_pairs") or {}
     if not shares:
         return ""
-    return f"{_of_facts(shares, pairs)}{_of_kinds(measured.get('by_kind') or {})}"
-
-
-def _of_kinds(shares: Mapping[str, float]) -> str:  # right answers, by kind of pair
-    "The kind of held-out pair that it gets wrong most."
-    if not shares:
-        return ""
-    weakest = min(shares, key=lambda kind: shares[kind])
-    what = KINDS.get(weakest, f"pairs of kind “{weakest}”")
-    return f" Of all held-out pairs it is weakest on {what}: right in {percent(shares[weakest])}."
-
-
-def _of_facts(shares: Mapping[str, float], pairs: Mapping[str, int]) -> str:
-    "The facts on which it guesses, or the one on which it is weakest."
-    weakest = min(shares, key=lambda slot: shares[slot])
-    start = "Shown a perfect summary and a copy with one fact wrong, the reward model"
-    if set(pairs) != set(shares):
-        return (
-            f"{start} is weakest on “{weakest}”: right in {percent(shares[weakest])}, where "
-            "guessing gives 50 %."
+    text = "Shown a perfect summary and a copy with one fact wrong, the reward model"
+    if blind := near_chance(shares, pairs):
+        rates, most = sorted(shares[slot] for slot in blind), max(pairs[slot] for slot in blind)
+        span = percent(rates[0]) + f" to {percent(rates[-1])}" * (len(rates) > 1)
+        text += (
+            f" cannot be told from guessing on {listed([f'“{slot}”' for slot in blind])}: right "
+            f"in {span} of up to {most:,} pairs each, and the 95 % interval contains 50 %."
         )
-    blind = near_chance(shares, pairs)
-    if not blind:
-        return (
-            f"{start} beats guessing on every fact; it is weakest on “{weakest}” "
+    else:
+        weakest = min(shares, key=lambda slot: shares[slot])
+        text += (
+            f" beats guessing on every fact; it is weakest on “{weakest}” "
             f"({percent(shares[weakest])} of {pairs[weakest]:,} pairs)."
         )
-    rates, sizes = sorted(shares[slot] for slot in blind), [pairs[slot] for slot in blind]
-    span = percent(rates[0]) + (f" to {percent(rates[-1])}" if len(rates) > 1 else "")
-    each = f"{max(sizes):,} pairs" if len(set(sizes)) == 1 else f"about {max(sizes):,} pairs each"
-    return (
-        f"{start} cannot be told from guessing on {listed([f'“{slot}”' for slot in blind])}: right "
-        f"in {span} of {each}, and the 95 % interval contains 50 %."
-    )
+    if kinds := measured.get("by_kind") or {}:
+        weakest = min(kinds, key=lambda kind: kinds[kind])
+        what = KINDS.get(weakest, f"pairs of kind “{weakest}”")
+        text += (
+            f" Of all held-out pairs it is weakest on {what}: right in {percent(kinds[weakest])}."
+        )
+    return text
 
 
 def outcome_sentence(frame: pd.DataFrame) -> str:
@@ -351,13 +337,15 @@ def post_card(title: str, row: Mapping[str, Any], level: int = 4) -> str:
     facts = facts_told(str(row["query"]))
 
     def number(name: str) -> str | None:
-        return signed(float(row[name])) if pd.notna(row[name]) else None
+        return signed_number(float(row[name])) if pd.notna(row[name]) else None
 
     def line(who: str, text: str, *numbers: str | None) -> list[Any]:
         return [who, judged_text(text, facts) if facts else text or "(nothing)", *numbers]
 
     reference = str(row["reference"]).strip()
-    gold = signed(gold_judge(reference, facts).gold) if facts else None  # written to be complete
+    gold = (
+        signed_number(gold_judge(reference, facts).gold) if facts else None
+    )  # written to be complete
     lines = [line("Reference", reference, None, gold)]
     for who in ("sft", "ppo"):
         if pd.notna(row.get(f"text_{who}")):
@@ -381,7 +369,7 @@ def examples_section(frame: pd.DataFrame) -> str:
     gain, rows = frame["gold_ppo"] - frame["gold_sft"], rows_of(frame)
     names = ("Best", "Worst")
     cards = "".join(
-        post_card(f"{name}: {signed(float(gain[i]))} gold points, PPO less SFT", rows[i], 3)
+        post_card(f"{name}: {signed_number(float(gain[i]))} gold points, PPO less SFT", rows[i], 3)
         for name, i in zip(names, best_and_worst(frame))
     )
     return asset("examples.html").format(count=len(frame), legend=asset("legend.html"), cards=cards)
@@ -416,7 +404,7 @@ def posts_section(
         f"lower on {lower}.",
     )
     harm = "".join(
-        post_card(f"Post {i:,} of {n}: {signed(float(gain[i]))} points", rows[i])
+        post_card(f"Post {i:,} of {n}: {signed_number(float(gain[i]))} points", rows[i])
         for i in new(most_harmed(frame, worst + len(above)), worst)
     ) or element("p", f"Nowhere: it lost points on no {'other ' * bool(above)}post.")
     worse = element("h3", f"Where {'else ' * bool(above)}PPO did most harm")

@@ -29,8 +29,8 @@ from rlhf_nb.ui.explore import notebook_bundle
 from rlhf_nb.ui.foreign import ForeignRun, is_foreign
 from rlhf_nb.ui.html import (
     Html,
-    contained,
     element,
+    fit_column,
     number_text,
     percent,
     safe_prose,
@@ -39,22 +39,24 @@ from rlhf_nb.ui.html import (
 )
 from rlhf_nb.ui.reader import (
     Reader,
-    head_of,
     objective_for,
     packed_update,
-    prompt_text,
+    reader_head,
+    visible_prompt,
     write_reader,
 )
 from rlhf_nb.ui.report import demo_report
 from rlhf_nb.ui.run_files import (
     RunFolder,
-    Suspect,
     Updates,
     log_or_means,
     ranges_of,
     rollout_files,
-    run_suspects,
     spread,
+)
+from rlhf_nb.ui.suspects import (
+    Suspect,
+    run_suspects,
     suspects_of,
     two_views,
 )
@@ -111,7 +113,7 @@ class RolloutView(Html):
     def reader(self) -> Reader:
         "The live widget, made at its first use; `reader.place` is where it is."
         update = self.shown.rollout.info.get("update")
-        head = head_of(self.name, [dict(name=self.name, update=update)], self.place["signal"])
+        head = reader_head(self.name, [dict(name=self.name, update=update)], self.place["signal"])
         return Reader(
             head,
             load=lambda _: packed_update(self.shown, None, self.objective),
@@ -136,13 +138,13 @@ class RolloutView(Html):
         return write_reader(path, self.reader.head, [packed], self.reader.place, plain)
 
 
-def _opened(
+def _open_rollout(
     source: Any, columns: Mapping[str, str] | None, tokenizer: Any, update: int | None
 ) -> Rollout:
     "One update of a run, of a file or of records."
     if isinstance(source, (str, Path)) and Path(source).suffix == ".safetensors":
         return Rollout.load(source)
-    run = opened_run(source, columns, tokenizer)
+    run = open_run(source, columns, tokenizer)
     updates = list(run.files)
     if update is not None and update not in updates:
         raise ValueError(f"there is no update {update}: {run.path} has {updates}.")
@@ -165,7 +167,7 @@ def view(
     clipped. Raises ValueError on an episode or a signal that is not there, and where a file cannot
     be read."""
     if not isinstance(rollout, Rollout):
-        rollout = _opened(rollout, columns, tokenizer, update)
+        rollout = _open_rollout(rollout, columns, tokenizer, update)
     if not 0 <= episode < len(rollout):
         raise ValueError(
             f"there is no episode {episode}: this rollout has {len(rollout)}, counted from 0."
@@ -178,7 +180,7 @@ def view(
             "phases of the trainer fill the others."
         )
     signal = signal or ("ratio - 1" if now is not None else next(iter(signals), ""))
-    page = RolloutView(contained(episode_markup(shown, episode, signal)))
+    page = RolloutView(fit_column(episode_markup(shown, episode, signal)))
     page.shown, page.place = shown, dict(row=episode, signal=signal)
     check_chosen(shown.rollout, objective)
     page.objective = objective
@@ -237,7 +239,7 @@ def _curve(
 
 
 NO_ALARM = "No alarm: nothing ran away or jumped."
-MOST = 4_000_000  # tokens in one file, at about 14 bytes each
+MOST_TOKENS = 4_000_000  # tokens in one file, at about 14 bytes each
 
 
 def _chosen_updates(files: Sequence[int], updates: int | Sequence[int], odd: set[int]) -> list[int]:
@@ -256,7 +258,7 @@ def nearest(updates: Sequence[int], update: int) -> int:
     return min(updates, key=lambda other: abs(other - update))
 
 
-def opened_run(
+def open_run(
     source: Any, columns: Mapping[str, str] | None = None, tokenizer: Any = None
 ) -> Updates:
     "The updates of a run's folder, of files of another trainer, or of records."
@@ -279,8 +281,8 @@ class RunBrowser:
         objective: Objective | None = None,
     ):
         self.objective = objective
-        self.run = opened_run(run, columns, tokenizer)
-        self.other = None if other is None else opened_run(other, columns, tokenizer)
+        self.run = open_run(run, columns, tokenizer)
+        self.other = None if other is None else open_run(other, columns, tokenizer)
         self.names = [x.path.resolve().name for x in (self.run, self.other) if x]
         newest = max(self.run.files)
         check_chosen(self.run.rollout(newest), objective)
@@ -329,7 +331,7 @@ class RunBrowser:
         ]
         title = f"Rollouts of {' and '.join(self.names)}"
         curves = curves_of(self.lines(), self.run.counted)
-        return head_of(title, updates, self.signal, len(mine) - 1, jumps, curves)
+        return reader_head(title, updates, self.signal, len(mine) - 1, jumps, curves)
 
     def load(self, one: Mapping[str, Any]) -> bytes:
         "One of `updates`, packed."
@@ -379,7 +381,7 @@ class RunBrowser:
         )
 
     def _repr_html_(self) -> str:
-        return contained(self.plain())
+        return fit_column(self.plain())
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         return notebook_bundle(self.reader, self._repr_html_(), repr(self), **kwargs)
@@ -439,11 +441,11 @@ class RunBrowser:
         odd = {nearest(files, one.update) for one in of_run}
         chosen, said = _chosen_updates(files, updates, odd), ""
         tokens = int(self.run.numbers(chosen)["length"].sum())
-        if isinstance(updates, int) and episodes is None and tokens > MOST:
-            fewer = _chosen_updates(files, max(1, len(chosen) * MOST // tokens), odd)
+        if isinstance(updates, int) and episodes is None and tokens > MOST_TOKENS:
+            fewer = _chosen_updates(files, max(1, len(chosen) * MOST_TOKENS // tokens), odd)
             said = (
                 f"{len(fewer)} of {len(chosen)} updates are in this file: all hold {tokens:,} "
-                f"{self.run.counted}, and a file takes {MOST:,}. --update names others."
+                f"{self.run.counted}, and a file takes {MOST_TOKENS:,}. --update names others."
             )
             chosen = fewer
         suspects = suspects_of(self.run, chosen)
@@ -465,7 +467,7 @@ class RunBrowser:
             packed.append(packed_update(shown, rows, self.objective))
             prompts.update(shown.rollout.prompts)
         completed = {
-            prompt_text(prompt): rows_of_prompt
+            visible_prompt(prompt): rows_of_prompt
             for prompt, rows_of_prompt in self.run.completions().items()
             if prompt in prompts
         }

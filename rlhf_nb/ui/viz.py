@@ -19,7 +19,7 @@ from torch import Tensor
 from rlhf_nb.ui.html import SHADE, Html, element, hover_title, inline, visible
 
 
-def signed(
+def signed_number(
     value: float | int | bool | None,  # None is a gap
 ) -> str:  # "+0.20", "≈0", "0"; counts and truth values as they are
     """A number as it is written in a cell: a float carries its sign, an exact zero has none, and
@@ -146,7 +146,7 @@ def _largest(row: list[float], keep: list[bool]) -> float:
 def _number_cell(value: float | int | bool | None, ground: str = CLEAR) -> str:
     "A number; a rounded one shows all of itself on hover."
     rounded = isinstance(value, float) and isfinite(value) and value != 0
-    return html_cell(signed(value), ground, exact=value if rounded else None)
+    return html_cell(signed_number(value), ground, exact=value if rounded else None)
 
 
 def _number_cells(

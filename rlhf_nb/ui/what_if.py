@@ -16,8 +16,7 @@ from rlhf_nb.masks import on_tokens
 from rlhf_nb.ppo import final_scores, with_advantages
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.shaping import penalize_missing_eos
-from rlhf_nb.training.compat import with_new_names
-from rlhf_nb.ui.episodes import filled
+from rlhf_nb.ui.episodes import tensor_of
 from rlhf_nb.update import Objective
 
 UNKNOWN = (
@@ -31,7 +30,7 @@ def objective_of(rollout: Rollout) -> Objective | None:
     known here. Raises ValueError on a value that a setting may not have."""
     if rollout.objective is None:
         return None
-    made, known = with_new_names(rollout.objective), {f.name for f in fields(Objective)}
+    made, known = rollout.objective, {f.name for f in fields(Objective)}
     if not {*made} <= known:
         return None
     objective = Objective(**made)
@@ -53,7 +52,7 @@ def check_chosen(rollout: Rollout, chosen: Objective | None) -> None:
 
 def unpenalized(rollout: Rollout, made: Objective | None) -> Tensor:  # [B], or [B, T] of tokens
     "Scores before the penalty for a missing stop token; raw ones where the objective is not known."
-    scores, raw = filled(rollout, "scores"), rollout.raw_scores
+    scores, raw = tensor_of(rollout, "scores"), rollout.raw_scores
     if made is None:
         return scores if raw is None else raw
     if made.non_eos_penalty:
@@ -65,13 +64,13 @@ def unpenalized(rollout: Rollout, made: Objective | None) -> Tensor:  # [B], or 
     return final_scores(raw, rollout.stopped, made, mask=rollout.mask)
 
 
-def unanswered(rollout: Rollout, objective: Objective) -> str:
+def why_not(rollout: Rollout, objective: Objective) -> str:
     "A sentence on why an objective cannot be tried on a rollout; empty where it can."
     made = objective_of(rollout) or objective
     for name in {made.advantage_estimator, objective.advantage_estimator}:
         if name not in ESTIMATORS or ESTIMATORS[name].compute is not gae:
             return f"advantage_estimator is {name}, and only gae is computed again."
-    if made.bootstrap_truncated and not filled(rollout, "stopped").all():
+    if made.bootstrap_truncated and not tensor_of(rollout, "stopped").all():
         return (
             "bootstrap_truncated took the value model's estimate after a response that was cut "
             "off, and the rollout does not hold it."
@@ -90,12 +89,12 @@ def what_if(
 ) -> Rollout:  # the same with kl, scores, rewards, returns and advantages computed again
     """The trainer's third phase with other settings. Whitening is over this rollout alone. Raises
     ValueError where the rollout does not hold what these settings need."""
-    if why := unanswered(rollout, objective):
+    if why := why_not(rollout, objective):
         raise ValueError(f"{why} Change another setting of the rollout's own objective.")
-    r, values, stopped = rollout, filled(rollout, "values"), filled(rollout, "stopped")
-    kl = filled(r, "kl")
+    r, values, stopped = rollout, tensor_of(rollout, "values"), tensor_of(rollout, "stopped")
+    kl = tensor_of(r, "kl")
     if objective.kl_estimator != "full":
-        logprobs, ref_logprobs = filled(r, "logprobs"), filled(r, "ref_logprobs")
+        logprobs, ref_logprobs = tensor_of(r, "logprobs"), tensor_of(r, "ref_logprobs")
         kl = estimate_kl(logprobs, ref_logprobs, objective.kl_estimator).masked_fill(~r.mask, 0.0)
     before = unpenalized(r, objective_of(r) or objective)
     scores = penalize_missing_eos(before, stopped, objective.missing_eos_penalty or 0.0, r.mask)
@@ -127,11 +126,12 @@ def _lambda_of(objective: Objective) -> str:
 
 def reproduces(rollout: Rollout, objective: Objective) -> tuple[bool, str]:
     "Whether the objective gives the stored numbers, and a sentence that says so."
-    if why := unanswered(rollout, objective):
+    if why := why_not(rollout, objective):
         return False, why
     again = what_if(rollout, objective)
     off = {
-        name: _largest_difference(filled(again, name), filled(rollout, name)) for name in _REPLAYED
+        name: _largest_difference(tensor_of(again, name), tensor_of(rollout, name))
+        for name in _REPLAYED
     }
     settings = (
         f"kl_coef {objective.kl_coef:.3g}, {objective.kl_estimator}, gamma {objective.gamma:g}, "

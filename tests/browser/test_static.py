@@ -28,8 +28,6 @@ from rlhf_nb.cli.view import view_command
 from rlhf_nb.masks import right_pad
 from rlhf_nb.models import train_bpe_tokenizer
 from rlhf_nb.rollout import SIGNALS, Rollout, Sample, texts_of
-from rlhf_nb.ui.preferences import RewardView
-from rlhf_nb.ui.reward_scores import ScoredPair
 from rlhf_nb.ui.viewer import browse, view
 from rlhf_nb.ui.what_if import what_if
 from rlhf_nb.update import Objective
@@ -242,28 +240,6 @@ POST = (
 )
 
 
-def reward_page(path: Path, pairs: list[ScoredPair]) -> Path:
-    "What `reward_view` saves of pairs that a reward model has scored."
-    seen = RewardView("")
-    seen.pairs, seen.signal = pairs, "running score"
-    text = seen.save_html(path).read_text(encoding="utf-8")
-    path.write_text(text.replace('"sort": "worst mistakes first"', '"sort": "as given"'))
-    return path
-
-
-def scored_pairs() -> list[ScoredPair]:
-    "Pairs of which the first tells facts, with all kinds of numbers."
-    words = "my boss sold my lamp <eos>".split(), "my boss <eos>".split()
-    scores = [2.0, -1.0, 0.001, 0.0, 1 / 3, 1.25], [-4.0, math.nan, -1.5]
-    answers = "my boss sold my lamp", "my boss"
-    first = ScoredPair(0, POST, words, scores, 0.5, answers)
-    more = [
-        ScoredPair(i, f"post {i}", (["a", "b"], ["c"]), ([0.1, i - 2.0], [0.5]), None)
-        for i in range(1, 5)
-    ]
-    return [first, *more]
-
-
 @pytest.fixture
 def read(fresh: Callable[..., Page]) -> Iterator[Callable[[Path], File]]:
     "Opens files; at the end none of them may have asked for anything, or complained."
@@ -293,7 +269,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ),
         run=browse(run).save_html(folder / "run.html"),
         demo=whole / "rollouts.html",
-        reward=reward_page(folder / "reward.html", scored_pairs()),
     )
 
 
@@ -301,19 +276,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 ONE_OF_EACH = pytest.mark.parametrize(
     "kind",
-    ["rollout", "run", "demo", "reward"],
+    ["rollout", "run", "demo"],
 )
-
-
-# catches: a file that grows with its markup, or holds a script, a font or a picture that it could
-# fetch
-def test_64_episodes_of_53_tokens_with_all_signals_are_small(
-    files: dict[str, Path], read: Callable
-):
-    assert files["rollout"].stat().st_size < 2_000_000
-    names = read(files["rollout"]).signals()
-    assert {*names} == {*SIGNALS, "ratio - 1", "sampler - trainer", "entropy"}
-    assert names[0] == "ratio - 1"  # the one that is shown first
 
 
 # catches: a control of a file that is dead, nameless, or for the mouse alone; an error on the way
@@ -411,16 +375,6 @@ def test_the_result_of_a_demo_stands_above_its_episodes(files: dict[str, Path], 
     assert file.episode() == 0
 
 
-# catches: a picture of a page that nobody has looked at
-@pytest.mark.slow  # nothing here fails: somebody looks at them
-@ONE_OF_EACH
-def test_pictures_of_a_file(files: dict[str, Path], read: Callable, pictures: Path, kind: str):
-    file = read(files[kind])
-    for width in (NARROW, WIDE):
-        file.page.set_viewport_size(dict(width=width, height=1000))
-        file.page.screenshot(path=pictures / f"file-{kind}-{width}.png", full_page=True)
-
-
 # ---- By keyboard, by what it means ----
 
 
@@ -457,6 +411,7 @@ def test_episodes_by_keyboard(files: dict[str, Path], read: Callable):
 def test_signals_by_keyboard(files: dict[str, Path], read: Callable):
     file, r = read(files["rollout"]), rollout(64, 53)
     names = file.signals()
+    assert names[0] == "ratio - 1"  # the one that is shown first
     numbers = lambda: [
         token.get_attribute("data-number") for token in file.page.locator(".text .token").all()
     ]
@@ -517,8 +472,6 @@ def test_one_scale_for_an_update(tmp_path: Path, read: Callable):
     file.press(str(file.signals().index("kl") + 1))
     first = [colour(t) for t in (0, 3, 5, 7)]
     assert "−0.20 0 +0.20; 99 % of this update is paler" in file.text(".head > .legend")
-    kept = "".join(view(seen.shown.rollout, episode, signal="kl") for episode in (0, 1))
-    assert kept.count("kl; 99 % of this update is paler: full colour at 0.2<") == 2
     assert file.page.locator(".text .below").count() == 1
     file.press("n")
     assert [colour(t) for t in (0, 0, 5, 7)] == first and len({*first}) == 3
@@ -890,8 +843,9 @@ def test_answers_to_the_same_prompt(tmp_path: Path, read: Callable):
     file.wait("Update 0, episode 0")
 
 
-# catches: a wrong word in the colour of a right one, a fact that is left out and not named
-def test_facts_are_coloured_where_the_judge_knows_them(tmp_path: Path, read: Callable):
+# catches: a wrong word in the colour of a right one, a fact that is left out and not named, one on a
+# ground that it cannot be read on
+def test_facts_are_coloured_where_the_judge_knows_them(tmp_path: Path, read: Callable, axe: str):
     post = POST
     words = "my boss sold my lamp because they were bored".split()
     r = rollout(1, len(words), prompts=[post], responses=[" ".join(words)], tokens=[words])
@@ -904,6 +858,10 @@ def test_facts_are_coloured_where_the_judge_knows_them(tmp_path: Path, read: Cal
     in_prompt = lambda kind: file.page.locator(f".prompt mark.{kind}").all_inner_texts()
     assert in_prompt("covered") == ["boss", "sold", "bored"]
     assert in_prompt("missing") == ["tent", "monday", "sad", "sue"]
+    for scheme in ("light", "dark"):
+        file.page.emulate_media(color_scheme=scheme)
+        file.examine(axe)
+        assert not (told := violations([file.body])), (scheme, told)
     plain = read(view(rollout(2, 3)).save_html(tmp_path / "plain.html"))
     assert not plain.page.locator("mark").count()
     run = run_of(tmp_path / "run", 1, lambda u: r.with_(info=dict(update=u)))
@@ -1304,93 +1262,14 @@ def test_a_word_is_no_stop_token(tmp_path: Path, read: Callable):
         file.press("n")
 
 
-# ---- A reward model ----
-
-
-# catches: a spreadsheet in the place of a text, facts without colour, a number that is rounded or
-# for the mouse alone, that of the other signal or the next token
-def test_answers_under_a_reward_model(files: dict[str, Path], read: Callable):
-    file, one = read(files["reward"]), scored_pairs()[0]
-    lines = file.page.locator(".tinted")
-    first = lambda kind="": lines.first.locator(f"span{kind}")
-    assert first().all_inner_texts() == ["my", "boss", "sold", "my", "lamp", "<eos>"]
-    assert lines.last.inner_text() == "my boss<eos>"
-    told = [first(f".{kind}").all_inner_texts() for kind in ("covered", "invented")]
-    assert told == [["boss", "sold"], ["lamp"]]
-    claims = file.text(".claims >> nth=0")
-    assert "covers 2 of 7 facts ✗ invents lamp leaves out" in claims and "what: tent" in claims
-    bold = file.page.locator("#asked strong").all_inner_texts()
-    assert bold == ["boss", "sold", "tent", "monday", "bored", "sad", "sue"]
-    classes = lambda: first().evaluate_all("all => all.map(e => e.className)")
-    steps = lambda: [re.sub("token ?| ?(covered|invented)", "", name) for name in classes()]
-    assert steps() == ["up tint-4", "down tint-2", "", "", "up tint-1", "up tint-3"]
-    first().nth(4).hover()
-    bubble = lambda: file.text("#bubble").replace("−", "-")
-    assert bubble() == f"lamp running score {1 / 3:.7g} · change {1 / 3:.7g}"
-    file.page.mouse.move(0, 0)
-    assert file.page.locator("#bubble").is_hidden()
-    first().first.focus()
-    file.press("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft")
-    assert bubble() == f"sold running score 0.001 · change {0.001 + 1.0:.7g}"
-    file.press("Tab", "Enter")
-    rows = file.page.locator("#answers table").first.locator("tr").all_inner_texts()
-    assert rows[0].split("\t") == ["token", "running score", "change"] and len(rows) == 7
-    assert rows[3].split("\t") == ["sold", "≈0", "+1.00"] and one.scores[0][2] == 0.001
-    file.page.get_by_label("Signal").select_option("change")
-    assert steps()[0] == "up tint-3" and file.text("#scale").endswith("full colour at 4.50.")
-
-
-# catches: a list that its controls do not follow, a place in the middle of the new list
-def test_pairs_are_sorted_and_found(files: dict[str, Path], read: Callable):
-    file = read(files["reward"])
-    facts = lambda: int(file.text("#facts").split()[1])
-    file.reach("next ▶")
-    file.press("Enter", "Enter")
-    assert facts() == 2 and file.text("#where") == "3 of 5"
-    file.page.get_by_label("Sort by").select_option("worst mistakes first")
-    assert facts() == 1 and file.text("#where") == "1 of 5"
-    file.page.get_by_label("Only").select_option("right")
-    assert facts() == 3 and file.text("#where") == "1 of 3"
-    file.page.get_by_label("Find").fill("POST 4")
-    assert facts() == 4 and file.text("#where") == "1 of 1"
-    file.page.get_by_label("Find").fill("(")
-    assert "No pair is left" in file.text("#facts") and not file.page.locator(".tinted").count()
-
-
 # ---- Hostile text ----
-
-
-# catches: the same as below in the texts of a reward model's pairs
-def test_hostile_text_under_a_reward_model(tmp_path: Path, read: Callable, axe: str):
-    n = len(EVIL)
-    pairs = [
-        ScoredPair(i, text, (EVIL, [text]), ([float(t) for t in range(n)], [math.inf]), None)
-        for i, text in enumerate(EVIL)
-    ]
-    file = read(reward_page(tmp_path / "evil.html", pairs))
-    seen = ""
-    for _ in EVIL:
-        file.page.locator("details").evaluate_all("all => all.forEach(e => { e.open = true; })")
-        seen += file.page.locator("main").inner_text()
-        assert not (told := file.too_wide() + file.said()), told
-        file.page.locator("#next").click()
-    assert SCRIPT in seen and "a" * 10_000 in seen and "\ufffd" in seen
-    assert "⟨U+202E⟩" in seen and "\u202e" not in seen
-    file.examine(axe)
-    assert not (told := violations([file.body])), told
-    assert not file.page.locator("#app script, #app img, #app svg, #app b, #plain").count()
 
 
 # catches: text that becomes markup, runs, fetches, ends the data of a page, reorders its
 # neighbours, or makes the page scroll sideways
-@pytest.mark.parametrize("kind", ["rollout", "run"])
-def test_hostile_text_in_a_file(tmp_path: Path, read: Callable, axe: str, kind: str):
+def test_hostile_text_in_a_file(tmp_path: Path, read: Callable, axe: str):
     run = run_of(tmp_path / SCRIPT.replace("/", "_")[:60], 3, hostile)
-    path = {
-        "rollout": lambda: view(hostile()).save_html(tmp_path / "evil.html"),
-        "run": lambda: browse(run).save_html(tmp_path / "run.html"),
-    }[kind]()
-    file = read(path)
+    file = read(browse(run).save_html(tmp_path / "run.html"))
     for fold in file.page.locator("details > summary").all():
         fold.click()
     seen = set()
@@ -1400,42 +1279,6 @@ def test_hostile_text_in_a_file(tmp_path: Path, read: Callable, axe: str, kind: 
         file.press("n")
     assert SCRIPT in seen and "a" * 10_000 in seen and any("\ufffd" in text for text in seen)
     assert any("⟨U+202E⟩" in text for text in seen) and not any("\u202e" in text for text in seen)
-    file.examine(axe)
-    assert not (told := violations([file.body])), told
-    assert not file.page.locator("#app script, #app img, #app svg svg, #app b b, #plain").count()
-
-
-# catches: the same for files of other trainers: their fields, columns, names, and what is said of them
-@pytest.mark.slow
-def test_hostile_text_of_another_trainer(tmp_path: Path, read: Callable, axe: str):
-    n = len(EVIL)
-    rows = [
-        {
-            "prompt": [dict(role=text, content=text), dict(role="user", content=IMAGE)],
-            "response": text,
-            "scores": text,
-            "values": text,
-            "step": 1,
-            SCRIPT: EVIL[(i + 1) % n],
-            IMAGE: [dict(content=text)],
-            "length": text,
-        }
-        for i, text in enumerate(EVIL)
-    ]
-    folder = tmp_path / SCRIPT.replace("/", "_")[:60]
-    folder.mkdir()
-    source = folder / "<img src=x onerror=window.hacked=1>\u202e.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    view_command([str(source), "--no-browser", "--columns", f"values={IMAGE}"])
-    file = read(source.with_name(f"{source.stem}-rollouts.html"))
-    for fold in reversed(file.page.locator("details:not([open]) > summary").all()):
-        fold.click()
-    for i in range(n):
-        told = file.text(".page > .facts")
-        assert f"episode {i} of {n} · " in told and "KL" not in told and "cut off" not in told
-        assert not file.too_wide() and not file.said()
-        file.press("n")
-    assert "window.hacked" in file.text(".read") and "Not in this file" in file.text(".read")
     file.examine(axe)
     assert not (told := violations([file.body])), told
     assert not file.page.locator("#app script, #app img, #app svg svg, #app b b, #plain").count()
