@@ -102,7 +102,7 @@ def models(folder: Path) -> dict[str, Any]:
     "What every run of a seed starts from."
     from datasets import load_from_disk
 
-    from rlhf_nb.models import load_policy, load_scorer, load_tokenizer
+    from rlhf_nb.training.model_loading import load_policy, load_scorer, load_tokenizer
 
     return dict(
         sft=load_policy(str(folder / "sft")),
@@ -122,10 +122,11 @@ def answers(
     "An answer to each prompt, and the exact KL to the SFT model along it, nats."
     import torch
 
-    from rlhf_nb.encoding import encode_prompts
-    from rlhf_nb.kl import response_full_kl
+    from rlhf_nb.base.encoding import encode_prompts
+    from rlhf_nb.kl_control import response_full_kl
     from rlhf_nb.masks import left_pad
-    from rlhf_nb.rollout import Sampling, sample, texts_of
+    from rlhf_nb.rollout import sample, texts_of
+    from rlhf_nb.sampling import Sampling
     from rlhf_nb.training.completions import Completions
 
     rows = encode_prompts(prompts, tokenizer)
@@ -253,8 +254,9 @@ def reinforce(
     from rlhf_nb.cli.demo_run import DemoSettings
     from rlhf_nb.cli.demo_stages import ppo_args, quiet
     from rlhf_nb.estimators import ESTIMATORS
-    from rlhf_nb.models import load_policy, load_scorer, zero_head
+    from rlhf_nb.models import zero_head
     from rlhf_nb.trainer import PPOTrainer
+    from rlhf_nb.training.model_loading import load_policy, load_scorer
 
     m, out, report = models(folder), tempfile.mkdtemp(), {}
     policy = load_policy(str(folder / "sft"))
@@ -298,7 +300,7 @@ def dpo_loss(margins: Any, of_reference: Any, beta: float) -> Any:
 
 def margins_of(policy: Any, pairs: dict[str, list], rows: Any, pad: int) -> Any:
     "Log-prob of the chosen answer less that of the rejected one [B]."
-    from rlhf_nb.logprobs import response_logprobs
+    from rlhf_nb.fast_logprobs import response_logprobs
     from rlhf_nb.masks import left_pad, right_pad
 
     prompts = [pairs["prompt"][i] for i in rows] * 2
@@ -312,7 +314,7 @@ def margins_of(policy: Any, pairs: dict[str, list], rows: Any, pad: int) -> Any:
 
 def encoded(tokenizer: Any, data: Any) -> dict[str, list]:
     "Prompts and answers as ids, the stop token after each answer."
-    from rlhf_nb.encoding import encode_prompts
+    from rlhf_nb.base.encoding import encode_prompts
 
     ids = dict(prompt=encode_prompts(list(data["prompt"]), tokenizer))
     for name in ("chosen", "rejected"):
@@ -326,7 +328,7 @@ def dpo(folder: Path, size: dict[str, Any], seed: int, rate: float) -> dict[str,
     import torch
     from datasets import load_from_disk
 
-    from rlhf_nb.models import load_policy
+    from rlhf_nb.training.model_loading import load_policy
 
     m, report, batch = models(folder), {}, 32
     data = load_from_disk(str(folder / "pairs"))["train"].shuffle(seed=seed)

@@ -30,10 +30,11 @@ from transformers import PrinterCallback
 from rlhf_nb.exercises.museum import QUIET
 from rlhf_nb.gae import gae
 from rlhf_nb.losses import explained_variance
-from rlhf_nb.models import tiny_policy, train_tokenizer
 from rlhf_nb.sft import SFTConfig, SFTTrainer
-from rlhf_nb.tldr import EXTRA, SLOT, TOLD, draw_facts, gold_judge
+from rlhf_nb.tldr import EXTRA, SLOT, gold_judge
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
+from rlhf_nb.world import TOLD, draw_facts
 
 CLAUSES = {  # core, when, why, feeling, question: the same seven facts in 10, 20 and 40 words
     10: ("so my {who} {did} my {what}", " {when}", " {why}", " {feeling}", " {question}"),

@@ -25,14 +25,15 @@ import torch
 from rlhf_nb.cli.demo_run import DemoSettings
 from rlhf_nb.cli.demo_stages import world_of
 from rlhf_nb.frontier import best_of_n_kl, best_of_n_reward, frontier
-from rlhf_nb.models import load_policy, load_scorer
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.scoring import score_texts
-from rlhf_nb.tldr import gold_judge, win_rate
+from rlhf_nb.tldr import gold_judge
 from rlhf_nb.training.alarms import hacking_alarms
 from rlhf_nb.training.completions import complete
+from rlhf_nb.training.model_loading import load_policy, load_scorer
 from rlhf_nb.training.text_statistics import repetition
 from rlhf_nb.ui.plots import plot_frontier
+from rlhf_nb.world import win_rate
 
 HERE = Path(__file__).parent
 TEMPERATURE = 0.7  # of the PPO stage of `rlhf-nb demo`

@@ -44,15 +44,18 @@ from rlhf_nb.cli.demo_stages import (
     world_of,
 )
 from rlhf_nb.evaluate import outcomes
+from rlhf_nb.fast_logprobs import response_logprobs
 from rlhf_nb.frontier import best_of_n_kl, best_of_n_reward
 from rlhf_nb.judges import Ensemble
-from rlhf_nb.logprobs import response_logprobs
-from rlhf_nb.models import load_policy, load_scorer, load_tokenizer, scorer_from, zero_head
+from rlhf_nb.models import scorer_from, zero_head
 from rlhf_nb.reward import RewardConfig, RewardTrainer
-from rlhf_nb.rollout import Rollout, Sampling, sample, texts_of
+from rlhf_nb.rollout import Rollout, sample, texts_of
+from rlhf_nb.sampling import Sampling
 from rlhf_nb.scoring import center_rewards, score_texts
-from rlhf_nb.tldr import edit_pairs, gold_judge
+from rlhf_nb.tldr import gold_judge
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.training.model_loading import load_policy, load_scorer, load_tokenizer
+from rlhf_nb.world import edit_pairs
 
 HERE = Path(__file__).parent
 TEMPERATURE, TOKENS = 0.7, 32  # of every answer, of PPO and of the pool

@@ -53,7 +53,7 @@ processes.set_forkserver_preload(
 
 def tiny() -> tuple[list[str], Any, Any]:
     "Prompts, their tokenizer, and a policy."
-    from rlhf_nb.models import tiny_policy, train_tokenizer
+    from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
 
     prompts = [f"{'so ' * (i % 4)}tell {i} of {chr(97 + i % 20)}" for i in range(40)]
     tokenizer = train_tokenizer([*prompts, "a b c d e f g h i j ."])

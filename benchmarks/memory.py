@@ -165,7 +165,7 @@ def needed(trainer: Any, shape: tuple[int, int]) -> int:
 def chunk(s: dict) -> int:
     """Most logits that one tensor may hold: a chunk of the log-probs, or a row for each response
     while they are sampled."""
-    from rlhf_nb.logprobs import response_logprobs
+    from rlhf_nb.fast_logprobs import response_logprobs
 
     limit = inspect.signature(response_logprobs).parameters["chunk_logits"].default
     return max(limit // s["vocab"], s["batch"]) * s["vocab"]

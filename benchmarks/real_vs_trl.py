@@ -46,11 +46,13 @@ def write_models(folder: Path) -> dict:
     "Policy with tokenizer, reward and value model as folders; what both sides are asked to do."
     import torch
 
-    from rlhf_nb.encoding import encode_prompts, prompt_text
+    from rlhf_nb.base.encoding import encode_prompts, prompt_text
     from rlhf_nb.masks import left_pad
-    from rlhf_nb.models import load_policy, load_tokenizer, scorer_from
+    from rlhf_nb.models import scorer_from
     from rlhf_nb.real import everyday_requests
-    from rlhf_nb.rollout import Sampling, sample
+    from rlhf_nb.rollout import sample
+    from rlhf_nb.sampling import Sampling
+    from rlhf_nb.training.model_loading import load_policy, load_tokenizer
 
     policy, tokenizer = load_policy("smollm2"), load_tokenizer("smollm2")
     tokenizer.add_special_tokens({"pad_token": "[PAD]"})

@@ -24,8 +24,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, set_seed
 
 from rlhf_nb import PPOConfig, PPOTrainer
-from rlhf_nb.models import scorer_from, train_tokenizer
-from rlhf_nb.tldr import mini_tldr
+from rlhf_nb.models import scorer_from
+from rlhf_nb.training.model_loading import train_tokenizer
+from rlhf_nb.world import mini_tldr
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -68,8 +68,8 @@ def padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def ours(model: Any, prompts: list[list[int]], s: dict) -> Callable[[], list[list[int]]]:
     "The sampler of the trainer."
-    from rlhf_nb.engines import CachedEngine
-    from rlhf_nb.rollout import Sampling
+    from rlhf_nb.sampling import Sampling
+    from rlhf_nb.training.engines import CachedEngine
 
     engine, (ids, mask), how = (
         CachedEngine(len(prompts), nullcontext),

@@ -35,10 +35,11 @@ from rlhf_nb.cli import demo_stages
 from rlhf_nb.cli.demo_run import QUICK, DemoRun, DemoSettings
 from rlhf_nb.frontier import response_kl
 from rlhf_nb.judging import judge_completions
-from rlhf_nb.models import load_policy, load_scorer, zero_head
+from rlhf_nb.models import zero_head
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.training.completions import complete
+from rlhf_nb.training.model_loading import load_policy, load_scorer
 
 HERE = Path(__file__).parent
 TOKENS = 32

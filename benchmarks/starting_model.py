@@ -18,8 +18,8 @@ from transformers import PrinterCallback
 from rlhf_nb.checkpoint import save_policy
 from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoSettings
 from rlhf_nb.cli.demo_stages import quiet, sft_args, world_of
-from rlhf_nb.models import tiny_policy
 from rlhf_nb.sft import SFTTrainer
+from rlhf_nb.training.model_loading import tiny_policy
 
 SEED = 1000
 

@@ -26,9 +26,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import rlhf_nb
-from rlhf_nb.models import scorer_from, train_tokenizer
-from rlhf_nb.tldr import mini_tldr
+from rlhf_nb.models import scorer_from
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.model_loading import train_tokenizer
+from rlhf_nb.world import mini_tldr
 
 PACKAGE = Path(rlhf_nb.__file__).parent
 

@@ -1,18 +1,12 @@
-"""Proves the adapters for vLLM on a machine with a GPU: `python benchmarks/vllm_check.py`.
+"""Proves the adapter for vLLM on a machine with a GPU: `python benchmarks/vllm_check.py`.
 
-NOT YET RUN. The adapters (rlhf_nb/engines.py) were written against the published API of vLLM 0.33
-and are tested against a stand-in that speaks it (tests/vllm_stand_in.py). Nothing below has met a
-GPU. When it has, put the printed table into benchmarks/results/ and take this paragraph out.
+NOT YET RUN. The adapter (rlhf_nb/training/engines.py) was written against the published API of
+vLLM 0.33 and is tested against a stand-in that speaks it (tests/vllm_stand_in.py). Nothing below
+has met a GPU. When it has, put the printed table into benchmarks/results/ and take this paragraph
+out.
 
 What it needs: pip install "vllm==0.33.*" (which brings torch 2.14 and wants transformers below
-5.21, so 5.20 beside this package), one GPU. For the server mode a second GPU, on which it is
-started beforehand, with the folder that `--write DIR` fills:
-
-    python benchmarks/vllm_check.py --write /tmp/served
-    CUDA_VISIBLE_DEVICES=1 VLLM_SERVER_DEV_MODE=1 vllm serve /tmp/served --weight-transfer-config
-    '{"backend": "nccl"}' \\
-        --logprobs-mode processed_logprobs --generation-config vllm
-    CUDA_VISIBLE_DEVICES=0 python benchmarks/vllm_check.py --server http://127.0.0.1:8000
+5.21, so 5.20 beside this package), one GPU.
 
 What it checks, each a line that says so or stops with an error: greedy responses against the
 package's own sampler (the share of rows that are equal, and the first token of every row); the
@@ -29,12 +23,12 @@ import time
 import torch
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
-from rlhf_nb.engines import CachedEngine, VLLMEngine, VLLMServer
-from rlhf_nb.logprobs import response_logprobs
+from rlhf_nb.fast_logprobs import response_logprobs
+from rlhf_nb.losses import mismatch
 from rlhf_nb.masks import left_pad
-from rlhf_nb.models import train_tokenizer
-from rlhf_nb.rollout import Sampling
-from rlhf_nb.sampling import mismatch
+from rlhf_nb.sampling import Sampling
+from rlhf_nb.training.engines import CachedEngine, VLLMEngine
+from rlhf_nb.training.model_loading import train_tokenizer
 
 
 def a_policy(dtype: torch.dtype):
@@ -125,29 +119,15 @@ def main() -> None:
     )
     args.add_argument("--rows", type=int, default=64)
     args.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
-    args.add_argument(
-        "--server", help="address of a server on another GPU; without it, in this process"
-    )
-    args.add_argument(
-        "--sleep", action="store_true", help="in this process: leave the GPU between rollouts"
-    )
-    args.add_argument("--write", help="write config and tokenizer for the server here, and stop")
+    args.add_argument("--sleep", action="store_true", help="leave the GPU between rollouts")
     given = args.parse_args()
     dtype = getattr(torch, given.dtype)
     policy, tokenizer = (
         a_policy(dtype),
         train_tokenizer(["a few words for a tokenizer that nobody asks"]),
     )
-    if given.write:
-        for part in (policy, tokenizer):
-            part.save_pretrained(given.write)
-        return
     policy = policy.cuda().eval()
-    engine = (
-        VLLMServer(given.server, dtype)
-        if given.server
-        else VLLMEngine(policy, tokenizer, dtype, max_model_length=1024, sleep=given.sleep)
-    )
+    engine = VLLMEngine(policy, tokenizer, dtype, max_model_length=1024, sleep=given.sleep)
     limits = dict(
         bfloat16=dict(gap=0.1, weight=0.02),
         float16=dict(gap=0.02, weight=0.01),
@@ -157,10 +137,7 @@ def main() -> None:
         table = check(policy, engine, given.rows, limits)
     finally:
         engine.close()
-    print(
-        f"vLLM, {'server' if given.server else 'colocated'}, {given.dtype}, {given.rows} rows, "
-        f"{torch.cuda.get_device_name()}"
-    )
+    print(f"vLLM, {given.dtype}, {given.rows} rows, {torch.cuda.get_device_name()}")
     for name, value in table.items():
         print(f"{name:28s}{value:.5g}")
 

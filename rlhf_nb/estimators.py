@@ -14,7 +14,8 @@ from torch import Tensor
 
 from .gae import gae
 from .kl import estimate_kl
-from .masks import last_token, log_ratio, score_sums, whiten
+from .masks import whiten
+from .packing import last_token, log_ratio, score_sums
 from .rollout import Rollout
 
 Reduce = Callable[[Tensor], Tensor]  # sums a tensor over all ranks

@@ -13,15 +13,35 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from .base.opened import accepted, masks_left_padding, opened, reads_end_to_end
+from .base.opened import accepted, body_of, masks_left_padding, opened, reads_end_to_end
 from .base.sharding import name_layers
-from .logprobs import response_logprobs
-from .masks import pack
-from .models import ValueHead, inside, response_values
+from .fast_logprobs import response_logprobs
+from .models import inside, response_values
+from .packing import pack
 from .rollout import Rollout
 
 # %% auto #0
-__all__ = ['hidden_states', 'PolicyAndValue', 'micro_batches', 'cache_tokens', 'Forwarded', 'Forward']
+__all__ = ['ValueHead', 'hidden_states', 'PolicyAndValue', 'micro_batches', 'cache_tokens', 'Forwarded', 'Forward']
+
+# %% ../nbs/reference/41_forward.ipynb #8b4a7333
+class ValueHead(nn.Module):
+    """A value for each token from the policy's own hidden states: one layer, no second model.
+    Raises ValueError if the policy does not name its body."""
+
+    def __init__(self, policy: nn.Module):
+        super().__init__()
+        if body_of(inside(policy)) is None:
+            raise ValueError(
+                f"{type(inside(policy)).__name__} does not name a body that a value head could "
+                "read: leave share_value_trunk out."
+            )
+        config, weight = inside(policy).config.get_text_config(), next(policy.parameters())
+        self.score = nn.Linear(config.hidden_size, 1, bias=False, device=weight.device)
+        nn.init.zeros_(self.score.weight)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        "[B, L, hidden] -> [B, L] float32"
+        return self.score(hidden.to(self.score.weight.dtype)).squeeze(-1).float()
 
 # %% ../nbs/reference/41_forward.ipynb #625e4abc
 @contextmanager

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from .encoding import encode_prompts
-from .kl import response_full_kl
+from .base.encoding import encode_prompts
+from .kl_control import response_full_kl
 from .masks import left_pad
 from .rollout import Sampling, sample
 

@@ -25,16 +25,18 @@ from transformers import (
 )
 
 from .base.custom import linear_head
+from .base.encoding import Turns, encode, marked_pair, plain_ids, render, template_settings
 from .base.loading import reads_both_ways
-from .encoding import Turns, encode, marked_pair, plain_ids, render, template_settings
 from .forward import Forward
-from .masks import left_pad, on_tokens, right_pad, score_sums
-from .models import inside, load_scorer, load_whole, response_values
+from .masks import left_pad, right_pad
+from .models import inside, response_values
+from .packing import on_tokens, score_sums
 from .reward_functions import Rewarder, Written, call_reward, rewarder_name
 from .rollout import Rollout
 from .scoring import score_ids, score_rollout, score_texts, score_tokens, step_ends
 from .training.config import PPOConfig
 from .training.layout import Layout, Measure, Placed, whole
+from .training.model_loading import load_scorer, load_whole
 
 # %% auto #0
 __all__ = ['load_judge', 'group_centers', 'Ensemble', 'Answers', 'Judges', 'ensemble_of', 'judges_of']

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from .logprobs import tempered
-from .masks import log_ratio
+from .packing import log_ratio
 
 # %% auto #0
-__all__ = ['LOGR_CAP', 'KL_ESTIMATORS', 'full_kl', 'k3', 'k1', 'k2', 'abs_kl', 'estimate_kl', 'response_full_kl', 'FixedKLController', 'AdaptiveKLController']
+__all__ = ['LOGR_CAP', 'KL_ESTIMATORS', 'full_kl', 'k3', 'k1', 'k2', 'abs_kl', 'estimate_kl']
 
 # %% ../nbs/course/08_kl.ipynb #56341bcc
 def full_kl(
@@ -91,114 +91,3 @@ def estimate_kl(
             "and full, from both distributions (full_kl on logits, response_full_kl on models)."
         )
     return KL_ESTIMATORS[estimator](logprobs, ref_logprobs)
-
-# %% ../nbs/reference/62_kl_control.ipynb #1be7d3c2
-import math
-from contextlib import AbstractContextManager, nullcontext
-
-from torch import nn
-
-from .logprobs import response_states
-
-# %% ../nbs/reference/62_kl_control.ipynb #507ef9ee
-def response_full_kl(
-    policy: nn.Module,  # a causal language model
-    ref: nn.Module,  # the reference, of the same vocabulary
-    prompt_ids: Tensor,  # [B, P] padded on the left
-    prompt_mask: Tensor,  # [B, P] true on real tokens
-    response_ids: Tensor,  # [B, T] padded on the right
-    mask: Tensor,  # [B, T] true on real tokens
-    temperature: float = 1.0,  # what the sampler divided by
-    chunk_logits: int = 2**26,  # most logits held at a time, for each model
-    # entered around the reference: policy.disable_adapter under LoRA
-    ref_context: Callable[[], AbstractContextManager] = nullcontext,
-) -> Tensor:  # [B, T] float32, zero on padding
-    "Exact KL(policy || reference) at each response token, in chunks and without gradients."
-    batch = (prompt_ids, prompt_mask, response_ids, mask)
-    with torch.no_grad():
-        states, head, vocab_size = response_states(policy, *batch)
-        with ref_context():
-            ref_states, ref_head, _ = response_states(ref, *batch)
-        kl = torch.zeros(mask.shape, device=mask.device)
-        parts, size = [], max(1, chunk_logits // vocab_size)
-        for block, ref_block in zip(states.split(size), ref_states.split(size)):
-            logits = head(block)
-            with ref_context():
-                ref_logits = ref_head(ref_block)
-            parts.append(full_kl(logits, ref_logits, temperature).float())
-    return kl.masked_scatter(mask.bool(), torch.cat(parts))
-
-# %% ../nbs/reference/62_kl_control.ipynb #67731577
-def _check_coef(kl_coef: float) -> float:
-    "A price that can be multiplied with."
-    if not (math.isfinite(kl_coef) and kl_coef >= 0):
-        raise ValueError(
-            f"kl_coef is {kl_coef}: give a number that is finite and not negative, "
-            "for example 0.05; 0 turns the penalty off."
-        )
-    return float(kl_coef)
-
-
-class FixedKLController:
-    "The same kl_coef for the whole run."
-
-    def __init__(self, kl_coef: float) -> None:
-        self.value = _check_coef(kl_coef)
-
-    def update(self, kl: float, n_episodes: int) -> float:
-        "Nothing to learn: the coefficient as it is."
-        return self.value
-
-    def set(self, kl_coef: float) -> None:
-        "Another coefficient from here on. A bad one raises ValueError and changes nothing."
-        self.value = _check_coef(kl_coef)
-
-    def state_dict(self) -> dict[str, float]:
-        "What a checkpoint keeps."
-        return {"value": self.value}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        "Go on from a checkpoint."
-        self.value = _check_coef(state["value"])
-
-# %% ../nbs/reference/62_kl_control.ipynb #8815793e
-class AdaptiveKLController(FixedKLController):
-    "Raises kl_coef while the KL is above target, lowers it below. Ziegler et al. 2019, sec. 2.2."
-
-    def __init__(
-        self,
-        kl_coef: float,  # where to start, above 0
-        target: float,  # KL per episode to hold, in nats
-        horizon: float,  # episodes over which an error is corrected; larger is slower
-    ) -> None:
-        super().__init__(kl_coef)
-        for name, x in (("kl_coef", kl_coef), ("kl_target", target), ("kl_horizon", horizon)):
-            if not (math.isfinite(x) and x > 0):
-                raise ValueError(f"{name} is {x}: the adaptive controller needs a positive number.")
-        self.target, self.horizon = target, horizon
-
-    def set(self, kl_coef: float) -> None:
-        "Go on adapting from another coefficient, above 0: one of 0 would stay 0 for ever."
-        if not (math.isfinite(kl_coef) and kl_coef > 0):
-            raise ValueError(
-                f"kl_coef is {kl_coef}: the adaptive controller needs a positive number."
-            )
-        self.value = float(kl_coef)
-
-    def update(self, kl: float, n_episodes: int) -> float:
-        """The new coefficient after n_episodes whose mean KL was kl. Raises ValueError if kl is not
-        finite or the new coefficient would not be positive."""
-        if not math.isfinite(kl):
-            raise ValueError(
-                f"the measured KL is {kl}: the coefficient stays {self.value}; "
-                "look at the log-probs of this batch."
-            )
-        error = min(max(kl / self.target - 1, -0.2), 0.2)
-        factor = 1 + error * n_episodes / self.horizon
-        if factor <= 0:
-            raise ValueError(
-                f"kl_horizon {self.horizon} is too short for {n_episodes} episodes an update: "
-                f"make it {n_episodes} or more."
-            )
-        self.value *= factor
-        return self.value

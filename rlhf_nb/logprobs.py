@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from .base.opened import accepted, masks_left_padding, unwrapped
-from .masks import pack
+from .packing import pack
 
 # %% auto #0
-__all__ = ['tempered', 'token_logprobs', 'token_entropy', 'response_logits', 'response_states', 'LogProbs', 'chunked_logprobs', 'response_logprobs']
+__all__ = ['tempered', 'token_logprobs', 'token_entropy', 'response_logits']
 
 # %% ../nbs/course/05_logprobs.ipynb #d4a8108d
 def tempered(
@@ -77,103 +77,3 @@ def response_logits(
     if "logits_to_keep" in inspect.signature(forward).parameters:
         inputs["logits_to_keep"] = width
     return model(**accepted(forward, inputs)).logits[:, -width:-1]
-
-# %% ../nbs/reference/36_fast_logprobs.ipynb #6cd0d749
-from collections.abc import Callable
-from typing import NamedTuple
-
-from torch.utils.checkpoint import checkpoint
-
-from .base.fused import fused_logprobs, plain_head
-from .base.last_layer import read_at
-from .base.opened import opened, project, reads_end_to_end
-
-# %% ../nbs/reference/36_fast_logprobs.ipynb #c201f41e
-def response_states(
-    model: nn.Module,  # a causal language model, wrapped or not
-    prompt_ids: Tensor,  # [B, P] padded on the left
-    prompt_mask: Tensor,  # [B, P] true on real tokens
-    response_ids: Tensor,  # [B, T] padded on the right
-    mask: Tensor,  # [B, T] true on real tokens
-    align: int | None = None,  # of `pack`
-) -> tuple[Tensor, Callable[[Tensor], Tensor], int]:  # states [N, hidden or V], head, V
-    """Last hidden states in front of the N real response tokens, and the head: states -> logits [N,
-    V]."""
-    inner, real = opened(model), mask.bool()
-    if inner is None:
-        logits = response_logits(model, prompt_ids, prompt_mask, response_ids, mask)
-        return logits[real], lambda same: same, logits.shape[-1]
-    body = inner.get_decoder()
-    end_to_end = align is not None and reads_end_to_end(body)
-    packed = pack(prompt_ids, prompt_mask, response_ids, mask, align or 0, end_to_end)
-    read = torch.cat([real.new_ones(len(real), 1), real], 1)  # a value head reads the last one too
-    with read_at(body, packed.places[read]):
-        hidden = body(**accepted(body.forward, packed.inputs)).last_hidden_state
-    states = hidden.flatten(0, 1).index_select(0, packed.places[:, :-1][real])
-    return states, project(inner), inner.config.get_text_config().vocab_size
-
-# %% ../nbs/reference/36_fast_logprobs.ipynb #315b2694
-class LogProbs(NamedTuple):
-    "What a model returns for the response tokens, both zero on padding."
-
-    logprobs: Tensor  # [B, T] float32, of the tokens that were chosen
-    entropy: Tensor | None  # [B, T] float32, over the vocabulary; None if not wanted
-
-
-def chunked_logprobs(
-    states: Tensor,  # [N, hidden]
-    head: Callable[[Tensor], Tensor],  # any head: states -> logits [N, V]
-    ids: Tensor,  # [N] the tokens that were chosen
-    temperature: float,
-    rows: int,  # maximum number of states at a time
-    entropy: str | None,  # "learn": with a gradient; "look": its value alone; None: not at all
-) -> tuple[Tensor, Tensor | None]:
-    "Log-probs [N], and entropies [N] if wanted; a chunk's logits are not kept."
-
-    def measure(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        logits = head(states)
-        logprobs = token_logprobs(logits, ids, temperature)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy == "learn"):
-            certainty = token_entropy(logits, temperature) if entropy else logprobs.detach()
-        return logprobs, certainty
-
-    chunks = list(zip(states.split(rows), ids.split(rows)))
-    forget = len(chunks) > 1 and torch.is_grad_enabled()
-    parts = [
-        checkpoint(measure, *chunk, use_reentrant=False) if forget else measure(*chunk)
-        for chunk in chunks
-    ]
-    logprobs, entropies = (torch.cat(part) for part in zip(*parts))
-    return logprobs, entropies if entropy else None
-
-# %% ../nbs/reference/36_fast_logprobs.ipynb #6c0e1c05
-def response_logprobs(
-    model: nn.Module,  # a causal language model, wrapped or not
-    prompt_ids: Tensor,  # [B, P] padded on the left
-    prompt_mask: Tensor,  # [B, P] true on real tokens
-    response_ids: Tensor,  # [B, T] padded on the right
-    mask: Tensor,  # [B, T] true on real tokens
-    temperature: float = 1.0,  # what the sampler divided by
-    chunk_logits: int = 2**26,  # maximum number of logits at a time; 2**26 take 256 MB
-    entropy: str | None = "learn",  # "learn": with a gradient; "look": its value; None: no entropy
-    align: int | None = None,  # of `pack`: close rows up before the model reads them
-) -> LogProbs:  # logprobs and entropy, [B, T] each
-    "Log-prob and entropy of every response token: one function for the rollout and the update."
-    if entropy not in ("learn", "look", None):
-        raise ValueError(f"entropy is {entropy!r}: give 'learn', 'look', or None.")
-    tempered(torch.empty(0), temperature)  # raises if it is not positive
-    real = mask.bool()
-    states, head, vocabulary = response_states(
-        model, prompt_ids, prompt_mask, response_ids, mask, align
-    )
-    ids, rows, inner = response_ids[real].long(), max(1, chunk_logits // vocabulary), opened(model)
-    matrix = None if inner is None else plain_head(inner)
-    if matrix is None:
-        logprobs, certainty = chunked_logprobs(states, head, ids, temperature, rows, entropy)
-    else:
-        logprobs, certainty = fused_logprobs(states, matrix, ids, temperature, rows, entropy)
-    zeros = logprobs.new_zeros(mask.shape)
-    return LogProbs(
-        zeros.masked_scatter(real, logprobs),
-        None if certainty is None else zeros.masked_scatter(real, certainty),
-    )

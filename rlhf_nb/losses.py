@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from .base.signals import check_clip, check_clip_value
-from .masks import log_ratio, masked_sum, masked_var, only_real
+from .masks import masked_sum, masked_var, only_real
+from .packing import log_ratio
 
 # %% auto #0
-__all__ = ['LOG_RATIO_CAP', 'policy_loss', 'value_loss', 'policy_diagnostics', 'value_diagnostics', 'explained_variance']
+__all__ = ['LOG_RATIO_CAP', 'policy_loss', 'value_loss', 'policy_diagnostics', 'value_diagnostics', 'explained_variance',
+           'importance_weights', 'mismatch']
 
 # %% ../nbs/course/11_losses.ipynb #d42a9865
 LOG_RATIO_CAP = 20.0  # a token 485 million times as likely as before: a larger number adds nothing
@@ -111,3 +113,41 @@ def explained_variance(
     values, returns = only_real(values, mask), only_real(returns, mask)
     left, spread = masked_var(returns - values, mask, reduce), masked_var(returns, mask, reduce)
     return torch.where(spread > 0, 1 - left / spread.clamp(min=torch.finfo(spread.dtype).tiny), 0.0)
+
+# %% ../nbs/course/11_losses.ipynb #40896497
+@torch.no_grad()
+def importance_weights(
+    logprobs: Tensor,  # [B, T] of the trainer's policy at the rollout
+    engine_logprobs: Tensor,  # [B, T] of the engine that drew the tokens
+    mask: Tensor,  # [B, T] true on real tokens
+    cap: float | None = 2.0,  # largest weight; None: no limit, unbiased
+) -> Tensor:  # [B, T] float32 (float64 stays), zero on padding, without gradient
+    "Truncated importance weights (Ionides 2008) by token. Raises ValueError on a bad shape or cap."
+    if cap is not None and not cap > 0:
+        raise ValueError(
+            f"cap is {cap}: give a positive number, such as 2, or None for no truncation."
+        )
+    weights = log_ratio(logprobs, engine_logprobs, mask, cap=LOG_RATIO_CAP).exp()
+    return (weights if cap is None else weights.clamp(max=cap)).masked_fill(~mask.bool(), 0.0)
+
+# %% ../nbs/course/11_losses.ipynb #4a186fae
+@torch.no_grad()
+def mismatch(
+    logprobs: Tensor,  # [B, T] of the trainer's policy at the rollout
+    engine_logprobs: Tensor,  # [B, T] of the engine that drew the tokens
+    mask: Tensor,  # [B, T] true on real tokens
+    cap: float | None = 2.0,  # as in importance_weights
+) -> dict[str, Tensor]:  # sums of weight, capped, kl, gap and tokens; and the maximum weight_max
+    "Engine against trainer: sums over tokens, to divide by `tokens`; kl is KL(engine, trainer)."
+    gap = log_ratio(logprobs, engine_logprobs, mask, cap=LOG_RATIO_CAP)
+    uncapped, weights = (
+        importance_weights(logprobs, engine_logprobs, mask, c) for c in (None, cap)
+    )
+    sums = dict(
+        weight=weights,
+        capped=(uncapped > weights).float(),
+        kl=torch.expm1(gap) - gap,
+        gap=gap.abs(),
+        tokens=torch.ones_like(gap),
+    )
+    return {**{name: masked_sum(x, mask) for name, x in sums.items()}, "weight_max": uncapped.max()}

@@ -13,17 +13,18 @@ from torch import Tensor
 from .estimators import ESTIMATORS, Reduce, check_groups, kl_in_loss, sequence_log_ratio
 from .forward import Forwarded
 from .gae import lambda_of, returns_from
-from .losses import policy_diagnostics, policy_loss, value_diagnostics, value_loss
-from .masks import masked_sum, score_sums, whiten
-from .rollout import Rollout
-from .sampling import importance_weights
-from rlhf_nb.shaping import (
-    RunningMoments,
-    clip_scores,
-    penalize_missing_eos,
-    replace_missing_eos,
-    shape_rewards,
+from rlhf_nb.losses import (
+    importance_weights,
+    policy_diagnostics,
+    policy_loss,
+    value_diagnostics,
+    value_loss,
 )
+from .masks import masked_sum, whiten
+from .moments import RunningMoments
+from .packing import score_sums
+from .rollout import Rollout
+from .shaping import clip_scores, penalize_missing_eos, replace_missing_eos, shape_rewards
 from .update import Objective
 
 # %% auto #0

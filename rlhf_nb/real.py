@@ -15,11 +15,11 @@ import torch
 from datasets import Dataset, DatasetDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .encoding import encode_prompts, prompt_text
-from .logprobs import response_logprobs
+from .base.encoding import encode_prompts, prompt_text
+from .fast_logprobs import response_logprobs
 from .masks import left_pad, right_pad
-from .tldr import prefers_first
 from .training.completions import complete
+from .world import prefers_first
 
 # %% auto #0
 __all__ = ['SUBJECTS', 'FRAMES', 'everyday_requests', 'Sentiment', 'to_the_point', 'sampled_pairs']

@@ -28,21 +28,13 @@ from transformers import (
 )
 
 from .base.custom import check_head
+from .base.encoding import ANSWERS, Marked, alike, encode, front_ids, pair_texts
 from .base.fields import NotNegative, setting
 from .base.last_layer import read_at
 from .base.markdown import inline, on_hub, two_columns
 from .base.noise import check_steady, without_noise
-from .encoding import ANSWERS, Marked, alike, encode, front_ids, pair_texts
-from .masks import position_ids
-from rlhf_nb.models import (
-    CENTER,
-    fit_embeddings,
-    inside,
-    load_reward_model,
-    pad_alone,
-    token_scores,
-    with_adapter,
-)
+from .models import inside, token_scores
+from .packing import position_ids
 from rlhf_nb.preferences import (
     bradley_terry_loss,
     calibration,
@@ -51,6 +43,13 @@ from rlhf_nb.preferences import (
     preference_metrics,
 )
 from .sft import check_lengths, quiet_bars, tokenizer_of
+from rlhf_nb.training.model_loading import (
+    CENTER,
+    fit_embeddings,
+    load_reward_model,
+    pad_alone,
+    with_adapter,
+)
 from .training.prompts import rows_of
 from .training.reporting import hub_name
 from .training.sealed import SealedTrainer

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from .encoding import token_spans
+from .base.encoding import token_spans
 
 # %% auto #0
 __all__ = ['Rewarder', 'is_score', 'rewarder_name', 'Written', 'call_reward']

@@ -6,15 +6,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from .masks import check_left_padded
+from .base.encoding import token_spans
+from .base.files import from_json, to_json
+from .packing import check_left_padded, score_sums
+from .sampling import Sampling, Writing, draw_tokens, has_cache
 
 # %% auto #0
-__all__ = ['truncate_logits', 'Sample', 'sample', 'STEPS', 'TENSORS', 'SIGNALS', 'SCHEMA', 'LATER', 'draw_tokens', 'Sampling', 'Writing', 'cache_gap', 'has_cache', 'token_texts', 'texts_of', 'by_episode', 'by_token', 'save_rollout', 'load_rollout', 'Rollout']
+__all__ = ['TENSORS', 'SIGNALS', 'SCHEMA', 'LATER', 'truncate_logits', 'Sample', 'sample', 'by_episode', 'by_token', 'Rollout',
+           'token_texts', 'texts_of', 'save_rollout', 'load_rollout']
 
 # %% ../nbs/course/07_rollout.ipynb #54510149
 def truncate_logits(
@@ -77,215 +88,7 @@ def sample(
         rows = rows[~done]
     return Sample(ids, mask, stopped)
 
-# %% ../nbs/reference/39_sampling.ipynb #b8a100f9
-import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
-
-import pandas as pd
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from transformers import DynamicCache, PreTrainedTokenizerBase, StopStringCriteria
-
-from .base.files import from_json, to_json
-from rlhf_nb.base.opened import (
-    accepted,
-    embedding_rows,
-    opened,
-    project,
-    unwrapped,
-    uses_cache,
-)
-from .encoding import token_spans
-from .masks import left_pad, pack, position_ids, score_sums
-
-# %% ../nbs/reference/39_sampling.ipynb #21241ad8
-def draw_tokens(
-    probs: Tensor,  # [B, V], not negative; rows need not add up to 1
-    generator: torch.Generator | None = None,  # None: torch's global random state
-) -> Tensor:  # [B, 1]
-    """One token per row, by inversion (Devroye 1986, III.2). Raises FloatingPointError if a row
-    has no finite, positive sum."""
-    wide = torch.float32 if probs.device.type == "mps" else torch.float64
-    chance = torch.rand(len(probs), 1, generator=generator, dtype=wide, device=probs.device)
-    block = len(probs) if probs.device.type != "cpu" else 2**20 // probs.shape[1]
-    tokens = []
-    for p, at in zip(probs.split(max(1, block)), chance.split(max(1, block))):
-        line = p.cumsum(-1, dtype=wide)
-        end = line[:, -1:]
-        if not bool(((end > 0) & end.isfinite()).all()):
-            raise FloatingPointError(
-                "the probabilities of a next token are not finite numbers: the policy's weights "
-                "have diverged. Lower learning_rate, and resume from the last checkpoint."
-            )
-        short_of = torch.minimum(at * end, end.nextafter(torch.zeros_like(end)))
-        tokens.append(torch.searchsorted(line, short_of, right=True))
-    return torch.cat(tokens)
-
-# %% ../nbs/reference/39_sampling.ipynb #f8c097db
-@dataclass(frozen=True)
-class Sampling:
-    "How to sample. Raises ValueError on settings that no sampler can follow."
-
-    response_length: int  # maximum tokens of a response
-    pad_id: int
-    stop_ids: Sequence[int] = ()  # tokens that end a row
-    temperature: float = 1.0
-    top_k: int = 0  # 0: from all
-    top_p: float = 1.0  # 1: from all
-    stop_strings: StopStringCriteria | None = None  # texts that end a row
-
-    def __post_init__(self) -> None:
-        if not self.response_length > 0:
-            raise ValueError(
-                f"response_length is {self.response_length}: give a positive number of tokens."
-            )
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise ValueError(
-                f"temperature is {self.temperature}: give a positive number; 0.01 is near-greedy."
-            )
-        if not (self.top_k >= 0 and 0 < self.top_p <= 1):
-            raise ValueError(
-                f"top_k is {self.top_k} and top_p {self.top_p}: give a top_k of at least 0 (0: all "
-                "tokens) and a top_p above 0, up to 1 (1: all tokens)."
-            )
-
-# %% ../nbs/reference/39_sampling.ipynb #23bdd113
-class Writing:
-    "Responses being generated token by token, with their cache."
-
-    def __init__(
-        self,
-        model: Any,  # a causal language model
-        ids: Tensor,  # [B, P] padded on the left
-        mask: Tensor,  # [B, P] true on real tokens
-        cached: bool = True,  # False: read the whole rows for every token
-    ):
-        self.model, self.unread, self.mask = model, ids, mask.bool()
-        self.places = position_ids(self.mask)
-        self.cache: Any = DynamicCache(config=model.config) if cached else None
-        self.of_mamba = "cache_params" in inspect.signature(unwrapped(model).forward).parameters
-
-    def logits(self) -> Tensor:  # [B, V]
-        "Logits of the next token."
-        if self.cache is None:
-            return self.whole_logits()
-        mask = self.mask[:, -self.unread.shape[1] :] if self.of_mamba else self.mask
-        return self.model(
-            input_ids=self.unread,
-            attention_mask=mask.long(),
-            position_ids=self.places,
-            use_cache=True,
-            logits_to_keep=1,
-            **{"cache_params" if self.of_mamba else "past_key_values": self.cache},
-        ).logits[:, -1]
-
-    def whole_logits(self) -> Tensor:  # [B, V]
-        "The same, computed from all tokens of each row."
-        nothing = self.mask[:, :0]
-        packed = pack(self.unread, self.mask, nothing.long(), nothing, align=1)
-        inner, last = opened(self.model), packed.places[:, 0]
-        body = unwrapped(self.model) if inner is None else inner.get_decoder()
-        inputs = accepted(body.forward, packed.inputs)
-        if inner is None:
-            return self.model(**inputs).logits.flatten(0, 1)[last]
-        return project(inner)(body(**inputs).last_hidden_state.flatten(0, 1)[last])
-
-    def add(self, token: Tensor, keep: Tensor) -> None:
-        "Append one token [B, 1] to each row; drop rows where `keep` [B] is false."
-        self.unread = torch.cat([self.unread, token], 1) if self.cache is None else token
-        if not keep.all():
-            self.unread, self.mask, self.places = (
-                x[keep] for x in (self.unread, self.mask, self.places)
-            )
-            if self.cache is not None:
-                self.cache.reorder_cache(keep.nonzero()[:, 0])
-        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], 1)
-        self.places = self.places[:, -1:] + 1
-
-# %% ../nbs/reference/39_sampling.ipynb #fc193576
-STEPS = 3  # tokens in `cache_gap`
-
-
-@torch.no_grad()
-def cache_gap(
-    model: Any,  # a causal language model
-    cached: bool = True,  # as in `Writing`
-) -> float:
-    """How far logits of rows generated together are from those of each row alone, in standard
-    deviations. The prompts have 1, up to 16, and 2 tokens, and the second row ends early."""
-    real, device = unwrapped(model), next(model.parameters()).device
-    most = getattr(real.config.get_text_config(), "max_position_embeddings", None) or 64
-    words = torch.arange(min(16 + STEPS, most), device=device) * 7 + 3
-    ends = [1 + STEPS, len(words), 2 + STEPS]
-    rows = [(words[:end] + 5 * i) % min(embedding_rows(real), 64) for i, end in enumerate(ends)]
-    alone = []
-    for row in rows:
-        inputs = dict(input_ids=row[None], attention_mask=torch.ones_like(row[None]))
-        output = model(**accepted(real.forward, inputs | dict(use_cache=False)))
-        alone.append(output.logits[0, -STEPS - 1 : -1].float())
-    ids, mask = left_pad([row[:-STEPS].tolist() for row in rows], 0)
-    writing, active = Writing(model, ids.to(device), mask.to(device), cached), [0, 1, 2]
-    gaps = []
-    for t in range(STEPS):
-        wanted = torch.stack([alone[i][t] for i in active])
-        gaps.append((writing.logits().float() - wanted)[wanted.isfinite()])
-        stay = torch.tensor([t != 0 or i != 1 for i in active], device=device)
-        writing.add(torch.stack([rows[i][t - STEPS] for i in active])[:, None], stay)
-        active = [i for i, keep in zip(active, stay.tolist()) if keep]
-    known = torch.cat(alone)[torch.cat(alone).isfinite()]
-    if not len(known):  # weights that have diverged, which `draw_tokens` reports
-        return 0.0
-    return (torch.cat(gaps).abs().mean() / known.std().clamp(min=1e-6)).item()
-
-
-def has_cache(model: Any) -> bool:
-    """Whether a model can be sampled with a cache: whether that gives the logits of each row alone.
-    Tested once per model. Raises ValueError if whole rows do not give them either."""
-    return uses_cache(model, cache_gap)
-
-# %% ../nbs/reference/39_sampling.ipynb #f30648cd
-def token_texts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
-    """The text of each token, as a part of their whole text: together they are `decode(ids)`. Of
-    tokens that are parts of one character the first has all of it, and the others are empty."""
-    complete, texts = str(tokenizer.decode(ids)), list[str]()
-    decoded = lambda t, width=1: str(tokenizer.decode(ids[t : t + width]))
-    while (t := len(texts)) < len(ids):
-        for width in range(1, min(8, len(ids) - t) + 1):  # a character has up to four bytes
-            if "\ufffd" not in (text := decoded(t, width)):
-                break
-        else:
-            width, text = 1, decoded(t)
-        texts += [text, *[""] * (width - 1)]
-    if "".join(texts) == complete:
-        return texts
-    # Broken bytes, or a decoder that puts blanks between tokens.
-    texts = [complete[start:end] for start, end in token_spans(tokenizer, ids, complete)]
-    for t in range(len(texts) - 1, 0, -1):  # what completes a character has it, until here
-        if not texts[t - 1] and "\ufffd" in decoded(t - 1):
-            alone = decoded(t)
-            kept = alone if "\ufffd" not in alone and texts[t].endswith(alone) else ""
-            texts[t - 1 : t + 1] = texts[t].removesuffix(kept), kept
-    return texts
-
-
-def texts_of(
-    tokenizer: PreTrainedTokenizerBase,
-    drawn: Sample,
-    stop_ids: Sequence[int] = (),
-) -> tuple[
-    list[str], list[list[str]]
-]:  # each response without its stop token, and the text of each of its tokens
-    "Responses as text, without their stop token."
-    rows = [ids[keep].tolist() for ids, keep in zip(drawn.response_ids, drawn.mask)]
-    texts = []
-    for row in rows:
-        ended = bool(row) and row[-1] in set(stop_ids)
-        texts.append(str(tokenizer.decode(row[:-1] if ended else row)))
-    return texts, [token_texts(tokenizer, row) for row in rows]
-
-# %% ../nbs/reference/39_sampling.ipynb #b241bbe4
+# %% ../nbs/course/07_rollout.ipynb #b241bbe4
 TENSORS = (
     "prompt_ids prompt_mask response_ids mask stopped logprobs ref_logprobs kl values rewards "
     "advantages returns raw_scores scores paid engine_logprobs"
@@ -294,7 +97,7 @@ SIGNALS = ("logprobs ref_logprobs kl values rewards advantages returns engine_lo
 SCHEMA = "rlhf_nb.rollout/1"
 LATER: Any = None  # set by a later phase; until then None, so that no zeros are averaged in
 
-# %% ../nbs/reference/39_sampling.ipynb #0bc2ef6d
+# %% ../nbs/course/07_rollout.ipynb #0bc2ef6d
 def by_episode(r: Rollout) -> pd.DataFrame:
     "One row per episode: texts, score, KL, length, and the other columns of the prompts."
     frame: dict[str, list] = dict(prompt=r.prompts, response=r.responses)
@@ -324,67 +127,7 @@ def by_token(r: Rollout) -> pd.DataFrame:
             frame[name] = getattr(r, name)[r.mask].tolist()
     return pd.DataFrame(frame)
 
-# %% ../nbs/reference/39_sampling.ipynb #6895f27f
-def save_rollout(r: Rollout, path: Path) -> Path:
-    "Save everything to one safetensors file; texts, columns and schema name are in its header."
-    lists = "prompts conversations settings responses tokens columns info objective"
-    described = {name: getattr(r, name) for name in lists.split()}
-    tensors = {name: getattr(r, name) for name in TENSORS if getattr(r, name) is not None}
-    plain = {
-        name: x.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, x in tensors.items()
-    }
-    beside = path.with_name(path.name + ".partial")
-    save_file(plain, beside, metadata=dict(schema=SCHEMA, described=to_json(described)))
-    return beside.replace(path)
-
-
-def _misfit(r: Rollout) -> str | None:
-    "The name of the first field that does not fit the others, or None."
-    rows, _ = r.mask.shape
-    sizes: dict[str, tuple[int, ...]] = dict.fromkeys(("response_ids", *SIGNALS), r.mask.shape)
-    sizes |= dict.fromkeys(("prompt_ids", "prompt_mask"), (rows, r.prompt_ids.shape[-1]))
-    sizes |= dict(stopped=(rows,), paid=r.mask.shape)
-    of_scores = (rows,) if r.paid is None else r.mask.shape
-    sizes |= dict.fromkeys(("raw_scores", "scores"), of_scores)
-    tensors = {name: getattr(r, name) for name in sizes}
-    wrong = [name for name, x in tensors.items() if x is not None and x.shape != sizes[name]]
-    kinds = dict(prompts=str, conversations=object, settings=dict, responses=str, tokens=list)
-    for name, kind in kinds.items():
-        texts = getattr(r, name)
-        if len(texts) not in (0, rows) or not all(isinstance(x, kind) for x in texts):
-            wrong.append(name)
-    short = any(len(x) < n for x, n in zip(r.tokens, r.mask.sum(1).tolist()))
-    columns = r.columns if isinstance(r.columns, dict) else {"columns": ()}
-    wrong += [name for name, column in columns.items() if len(column) != rows]
-    wrong += ["tokens"] * short + ["info"] * (not isinstance(r.info, dict))
-    wrong += ["objective"] * (not isinstance(r.objective, dict | None))
-    return next(iter(wrong), None)
-
-
-def load_rollout(path: Path) -> Rollout:
-    "Read what `save_rollout` wrote. Raises ValueError if the file is damaged or is something else."
-    try:
-        with safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-        if header.get("schema") == SCHEMA:
-            rollout = Rollout(**tensors, **from_json(header["described"]))
-            if (wrong := _misfit(rollout)) is not None:
-                raise ValueError(f"{wrong} does not fit the other fields")
-            return rollout
-    except FileNotFoundError:
-        raise
-    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path} is damaged ({error}): use another rollout, or sample it again."
-        ) from error
-    raise ValueError(
-        f"{path} has schema {header.get('schema')!r}, expected {SCHEMA!r}: it was not written by "
-        "Rollout.save."
-    )
-
-# %% ../nbs/reference/39_sampling.ipynb #09373054
+# %% ../nbs/course/07_rollout.ipynb #09373054
 @dataclass(frozen=True, repr=False)
 class Rollout:
     """Episodes of one update: B prompts of P tokens, responses of at most T. Each phase returns a
@@ -477,3 +220,103 @@ class Rollout:
         from rlhf_nb.ui.shown import rollout_markup  # a view, when something is shown
 
         return rollout_markup(repr(self), self.episodes().to_dict("records"), [*self.columns])
+
+# %% ../nbs/course/07_rollout.ipynb #f30648cd
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
+    """The text of each token, as a part of their whole text: together they are `decode(ids)`. Of
+    tokens that are parts of one character the first has all of it, and the others are empty."""
+    complete, texts = str(tokenizer.decode(ids)), list[str]()
+    decoded = lambda t, width=1: str(tokenizer.decode(ids[t : t + width]))
+    while (t := len(texts)) < len(ids):
+        for width in range(1, min(8, len(ids) - t) + 1):  # a character has up to four bytes
+            if "\ufffd" not in (text := decoded(t, width)):
+                break
+        else:
+            width, text = 1, decoded(t)
+        texts += [text, *[""] * (width - 1)]
+    if "".join(texts) == complete:
+        return texts
+    # Broken bytes, or a decoder that puts blanks between tokens.
+    texts = [complete[start:end] for start, end in token_spans(tokenizer, ids, complete)]
+    for t in range(len(texts) - 1, 0, -1):  # what completes a character has it, until here
+        if not texts[t - 1] and "\ufffd" in decoded(t - 1):
+            alone = decoded(t)
+            kept = alone if "\ufffd" not in alone and texts[t].endswith(alone) else ""
+            texts[t - 1 : t + 1] = texts[t].removesuffix(kept), kept
+    return texts
+
+
+def texts_of(
+    tokenizer: PreTrainedTokenizerBase,
+    drawn: Sample,
+    stop_ids: Sequence[int] = (),
+) -> tuple[
+    list[str], list[list[str]]
+]:  # each response without its stop token, and the text of each of its tokens
+    "Responses as text, without their stop token."
+    rows = [ids[keep].tolist() for ids, keep in zip(drawn.response_ids, drawn.mask)]
+    texts = []
+    for row in rows:
+        ended = bool(row) and row[-1] in set(stop_ids)
+        texts.append(str(tokenizer.decode(row[:-1] if ended else row)))
+    return texts, [token_texts(tokenizer, row) for row in rows]
+
+# %% ../nbs/course/07_rollout.ipynb #6895f27f
+def save_rollout(r: Rollout, path: Path) -> Path:
+    "Save everything to one safetensors file; texts, columns and schema name are in its header."
+    lists = "prompts conversations settings responses tokens columns info objective"
+    described = {name: getattr(r, name) for name in lists.split()}
+    tensors = {name: getattr(r, name) for name in TENSORS if getattr(r, name) is not None}
+    plain = {
+        name: x.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, x in tensors.items()
+    }
+    beside = path.with_name(path.name + ".partial")
+    save_file(plain, beside, metadata=dict(schema=SCHEMA, described=to_json(described)))
+    return beside.replace(path)
+
+
+def _misfit(r: Rollout) -> str | None:
+    "The name of the first field that does not fit the others, or None."
+    rows, _ = r.mask.shape
+    sizes: dict[str, tuple[int, ...]] = dict.fromkeys(("response_ids", *SIGNALS), r.mask.shape)
+    sizes |= dict.fromkeys(("prompt_ids", "prompt_mask"), (rows, r.prompt_ids.shape[-1]))
+    sizes |= dict(stopped=(rows,), paid=r.mask.shape)
+    of_scores = (rows,) if r.paid is None else r.mask.shape
+    sizes |= dict.fromkeys(("raw_scores", "scores"), of_scores)
+    tensors = {name: getattr(r, name) for name in sizes}
+    wrong = [name for name, x in tensors.items() if x is not None and x.shape != sizes[name]]
+    kinds = dict(prompts=str, conversations=object, settings=dict, responses=str, tokens=list)
+    for name, kind in kinds.items():
+        texts = getattr(r, name)
+        if len(texts) not in (0, rows) or not all(isinstance(x, kind) for x in texts):
+            wrong.append(name)
+    short = any(len(x) < n for x, n in zip(r.tokens, r.mask.sum(1).tolist()))
+    columns = r.columns if isinstance(r.columns, dict) else {"columns": ()}
+    wrong += [name for name, column in columns.items() if len(column) != rows]
+    wrong += ["tokens"] * short + ["info"] * (not isinstance(r.info, dict))
+    wrong += ["objective"] * (not isinstance(r.objective, dict | None))
+    return next(iter(wrong), None)
+
+
+def load_rollout(path: Path) -> Rollout:
+    "Read what `save_rollout` wrote. Raises ValueError if the file is damaged or is something else."
+    try:
+        with safe_open(path, "pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        if header.get("schema") == SCHEMA:
+            rollout = Rollout(**tensors, **from_json(header["described"]))
+            if (wrong := _misfit(rollout)) is not None:
+                raise ValueError(f"{wrong} does not fit the other fields")
+            return rollout
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error}): use another rollout, or sample it again."
+        ) from error
+    raise ValueError(
+        f"{path} has schema {header.get('schema')!r}, expected {SCHEMA!r}: it was not written by "
+        "Rollout.save."
+    )

@@ -13,8 +13,7 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .base.loading import check_scorer
-from rlhf_nb.encoding import (
+from rlhf_nb.base.encoding import (
     Marked,
     Turns,
     encode,
@@ -23,6 +22,7 @@ from rlhf_nb.encoding import (
     pair_texts,
     template_settings,
 )
+from .base.loading import check_scorer
 from .forward import Forward
 from .masks import right_pad
 from .models import response_values, sequence_scores

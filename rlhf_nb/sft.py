@@ -30,11 +30,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from .base.fields import NotNegative, setting
-from .base.last_layer import read_at
-from .base.opened import embedding_rows, reads_end_to_end
-from .base.sharding import gathered
-from rlhf_nb.encoding import (
+from rlhf_nb.base.encoding import (
     Marked,
     closed,
     encode,
@@ -48,13 +44,13 @@ from rlhf_nb.encoding import (
     without_none,
     without_stop,
 )
+from .base.fields import NotNegative, setting
+from .base.last_layer import read_at
+from .base.opened import embedding_rows, reads_end_to_end
+from .base.sharding import gathered
 from .masks import right_pad
-from rlhf_nb.models import (
-    fit_embeddings,
-    inside,
-    load_policy,
-    with_adapter,
-)
+from .models import inside
+from .training.model_loading import fit_embeddings, load_policy, with_adapter
 from .training.prompts import rows_of
 from .training.sealed import SealedTrainer
 from rlhf_nb.training.supervised import (

@@ -10,10 +10,11 @@ import math
 import torch
 from torch import Tensor
 
-from .masks import last_token, on_tokens, only_real
+from .masks import only_real
+from .packing import last_token, on_tokens
 
 # %% auto #0
-__all__ = ['shape_rewards', 'penalize_missing_eos', 'replace_missing_eos', 'clip_scores', 'merge_moments', 'batch_moments', 'RunningMoments']
+__all__ = ['shape_rewards', 'penalize_missing_eos', 'replace_missing_eos', 'clip_scores']
 
 # %% ../nbs/course/09_shaping.ipynb #c5ee83a7
 def shape_rewards(
@@ -94,87 +95,3 @@ def clip_scores(
     if not 0 < score_clip < math.inf:
         raise ValueError(f"score_clip={score_clip}: give a positive finite number, or do not clip.")
     return scores.clamp(-score_clip, score_clip)
-
-# %% ../nbs/reference/56_rewards.ipynb #a1d37c52
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-
-# %% ../nbs/reference/56_rewards.ipynb #7d1ce22e
-def merge_moments(
-    a: tuple[int, float, float],  # count, mean and M of one set
-    b: tuple[int, float, float],  # the same of another
-) -> tuple[int, float, float]:  # count, mean and M of both together
-    "Mean and squared deviations of a union from those of its parts. Chan, Golub and LeVeque 1979."
-    (n_a, mean_a, m_a), (n_b, mean_b, m_b) = a, b
-    if n_b == 0:
-        return a
-    n, d = n_a + n_b, mean_b - mean_a
-    return n, mean_a + d * n_b / n, m_a + m_b + d**2 * n_a * n_b / n
-
-# %% ../nbs/reference/56_rewards.ipynb #1dad97c6
-def batch_moments(
-    x: Tensor,  # [N] the numbers on this rank; none at all is fine
-    reduce: Callable[[Tensor], Tensor] | None = None,  # sums over ranks; None: this rank alone
-) -> tuple[int, float, float]:  # count, mean and M over all ranks
-    "Moments of one batch. Raises ValueError, on every rank alike, if a number is not finite."
-    over_ranks = reduce or (lambda part: part)
-    x = x.detach().to(torch.float32 if x.device.type == "mps" else torch.float64)
-    count, total = over_ranks(torch.stack([x.new_tensor(x.numel()), x.sum()])).tolist()
-    if not math.isfinite(total):
-        raise ValueError(
-            "the scores hold NaN or inf, which would stay in the running mean for good: "
-            "fix the reward."
-        )
-    mean = total / max(count, 1)
-    return int(count), mean, over_ranks((x - mean).square().sum()).item()
-
-# %% ../nbs/reference/56_rewards.ipynb #a4706c92
-@dataclass
-class RunningMoments:
-    "Mean and standard deviation of all scores seen so far, on all ranks."
-
-    count: int = 0
-    mean: float = 0.0
-    m2: float = 0.0  # sum of squared distances from the mean
-
-    @property
-    def std(self) -> float:
-        "Standard deviation, M / (n - 1) under the root; 1 until two scores were seen."
-        return math.sqrt(self.m2 / (self.count - 1)) if self.count > 1 else 1.0
-
-    def update(
-        self,
-        x: Tensor,  # [N] new scores on this rank
-        reduce: Callable[[Tensor], Tensor] | None = None,  # sums over ranks; None: this one alone
-    ) -> None:
-        "Take in a batch; all ranks end with the same numbers. Raises ValueError on NaN or inf."
-        self.count, self.mean, self.m2 = merge_moments(
-            (self.count, self.mean, self.m2), batch_moments(x, reduce)
-        )
-
-    def normalize(
-        self,
-        x: Tensor,  # [N] scores, or [N, T] of tokens, whose sums were seen
-        mask: Tensor | None = None,  # [N, T] true on real tokens, for scores of tokens
-    ) -> Tensor:  # (x - mean) / std, with a std of at least 1e-8; the mean is off the last token
-        "Scores in units of what was seen so far; x - mean while that is fewer than two."
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # bf16 keeps its digits
-        centred = wide - self.mean
-        if mask is not None and x.dim() == 2:
-            centred = torch.where(last_token(mask), centred, wide)
-        return centred / max(self.std, 1e-8)
-
-    def state_dict(self) -> dict[str, float]:
-        "Three plain numbers."
-        return asdict(self)
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        "Go on from saved numbers. Raises ValueError if one is missing."
-        missing = {"count", "mean", "m2"} - state.keys()
-        if missing:
-            raise ValueError(
-                f"the saved moments lack {sorted(missing)}: they are not from "
-                "RunningMoments.state_dict()."
-            )
-        self.count = int(state["count"])
-        self.mean, self.m2 = float(state["mean"]), float(state["m2"])

@@ -24,16 +24,13 @@ from transformers.utils import logging
 from .base.lower_layers import lower_layers_once
 from .base.noise import without_noise
 from .base.opened import embedding_rows
-from .engines import CachedEngine, VLLMEngine, VLLMServer
 from .estimators import ESTIMATORS, equal_groups, loss_weights
 from .forward import PolicyAndValue
 from .judges import Answers, judges_of
 from .kl import estimate_kl
-from .masks import score_sums
-from .models import load_tokenizer
+from .packing import score_sums
 from .ppo import estimate_advantages, final_scores, mini_batches, ppo_loss
 from .rollout import Rollout, Sample, texts_of
-from .sampling import Engine
 from rlhf_nb.training.build import (
     build_critic,
     build_policy,
@@ -46,8 +43,10 @@ from rlhf_nb.training.build import (
 from .training.compat import old_names, refuse_step
 from .training.completions import Completions, complete, join_ranks, report_completions
 from .training.config import PPOConfig, check_args, check_estimator
+from .training.engines import CachedEngine, Engine, VLLMEngine
 from .training.layout import layer_by_layer
 from .training.loop import UpdateTrainer
+from .training.model_loading import load_tokenizer
 from .training.parts import make_sampling
 from rlhf_nb.training.prompts import (
     PromptReader,
@@ -76,15 +75,11 @@ def make_engine(
     tokenizer: PreTrainedTokenizerBase,
     around: Callable,  # entered while our own engine samples
 ) -> Engine:
-    "Who samples: the package's own engine, or vLLM in this process or as a server."
+    "Who samples: the package's own engine, or vLLM in this process."
     if not args.use_vllm:
         return CachedEngine(args.local_rollout_forward_batch_size, around)
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
     rank, ranks = args.process_index, args.world_size
-    if args.vllm_mode == "server":
-        url = args.vllm_server_base_url
-        url = url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
-        return VLLMServer(url, dtype, args.vllm_server_timeout, args.vllm_group_port, rank)
     return VLLMEngine(
         policy,
         tokenizer,

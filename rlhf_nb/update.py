@@ -14,10 +14,9 @@ from torch import Tensor
 
 from .base.fields import Among, Count, NotNegative, Positive, Range, Share, setting
 from .estimators import ESTIMATORS, Reduce
-from .losses import explained_variance
-from .masks import last_token, on_tokens, score_sums
+from .losses import explained_variance, mismatch
+from .packing import last_token, on_tokens, score_sums
 from .rollout import Rollout
-from .sampling import mismatch
 
 # %% auto #0
 __all__ = ['Objective', 'objective_at', 'charge', 'Metrics', 'update_metrics', 'engine_metrics']

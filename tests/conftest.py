@@ -47,14 +47,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def world():
     "160 posts to train on and a few held out."
-    from rlhf_nb.tldr import mini_tldr
+    from rlhf_nb.world import mini_tldr
 
     return mini_tldr(0, 160, 20, 40)
 
 
 @pytest.fixture(scope="session")
 def tokenizer(world):
-    from rlhf_nb.models import train_tokenizer
+    from rlhf_nb.training.model_loading import train_tokenizer
 
     return train_tokenizer(
         p + c for p, c in zip(world["train"]["prompt"], world["train"]["completion"])
@@ -64,7 +64,7 @@ def tokenizer(world):
 @pytest.fixture(scope="session")
 def tiny(tokenizer):
     "Makes a policy of one layer: `tiny(seed)`."
-    from rlhf_nb.models import tiny_policy
+    from rlhf_nb.training.model_loading import tiny_policy
 
     def make(seed: int = 0, **sizes):
         return tiny_policy(
@@ -130,8 +130,8 @@ def ppo(letters, small_args, imports):
     from ppo_fixtures import PROMPTS, SIZES
     from small_runs import RUN, likes_c
 
-    from rlhf_nb.models import tiny_policy
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
+    from rlhf_nb.training.model_loading import tiny_policy
 
     def make(reward=likes_c, *, data=None, model=None, kind=PPOTrainer, parts=None, **changes):
         settings = RUN | dict(total_episodes=24, num_ppo_epochs=2)

@@ -15,7 +15,6 @@ import runpy
 import socket
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -69,27 +68,7 @@ def run(
     ended: exit codes as `args`, the first that is not 0 as `returncode`, and what was written to
     either stream as `stdout`. Where one fails, the others get a minute to end too.
     """
-    return finish(program, words, [folder] * ranks, ranks_of(ranks), timeout, env)
-
-
-def run_machines(
-    program: str | Path, *words: str, folders: list[Path], timeout: float = 900, **env: str
-) -> CompletedProcess:
-    "The same on machines of one process each, which share no folder."
-    ranks = [own | dict(LOCAL_WORLD_SIZE="1", LOCAL_RANK="0") for own in ranks_of(len(folders))]
-    return finish(program, words, folders, ranks, timeout, env)
-
-
-def finish(
-    program: str | Path,
-    words: Sequence[str],
-    folders: list[Path],
-    ranks: list[dict[str, str]],
-    timeout: float,
-    env: dict[str, str],
-) -> CompletedProcess:
-    "Start a process in each folder, and wait for all of them."
-    outputs = [folder / f"output-{rank}" for rank, folder in enumerate(folders)]
+    outputs = [folder / f"output-{rank}" for rank in range(ranks)]
     given = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="") | env
     started = [
         processes.Process(
@@ -97,7 +76,7 @@ def finish(
             args=(str(program), list(words), folder, str(output), given | own),
             daemon=True,
         )
-        for folder, output, own in zip(folders, outputs, ranks, strict=True)
+        for output, own in zip(outputs, ranks_of(ranks), strict=True)
     ]
     for process in started:
         process.start()

@@ -1,13 +1,11 @@
 """A PPO run on two processes in which one may be killed: python killed_worker.py FOLDER OUT MOMENT,
-where MOMENT is never, update-N or rollout-N. HOW=agent: the launcher above it too, as when a
-machine dies; HOW=silent: both stay, and answer no more. VICTIM: which rank, 1 if not set."""
+where MOMENT is never, update-N or rollout-N."""
 
 import json
 import os
 import signal
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -23,13 +21,10 @@ where, _, number = moment.partition("-")
 
 def die() -> None:
     "No farewell, no clean-up: what the kernel does to a process that takes too much memory."
-    if trainer.args.process_index != int(os.environ.get("VICTIM", 1)):
+    if trainer.args.process_index != 1:
         return
     (out / f"killed-{moment}").write_text(str(time.time()))
-    how = os.environ.get("HOW")
-    if how:
-        os.kill(os.getppid(), signal.SIGSTOP if how == "silent" else signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGSTOP if how == "silent" else signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Axe(TrainerCallback):
@@ -54,8 +49,6 @@ def before_forward(*_) -> None:
         die()
 
 
-if "TIMEOUT" in os.environ:  # what ddp_timeout does on GPUs; on a CPU transformers leaves it out
-    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=20))
 args = PPOConfig(
     str(out),
     num_mini_batches=2,
@@ -64,7 +57,6 @@ args = PPOConfig(
     save_steps=2,
     normalize_scores=True,
     kl_controller="adaptive",
-    save_on_each_node="EACH_NODE" in os.environ,
     **QUIET | OF_RANKS | dict(gradient_accumulation_steps=1),
 )
 trainer = PPOTrainer(

@@ -5,6 +5,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import transformers.training_args
@@ -14,6 +15,7 @@ from datasets import Dataset
 from small_runs import OF_RANKS, QUIET, TOLD
 
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.folders import check_shared_disk
 
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 transformers.training_args.is_torch_bf16_gpu_available = lambda: (
@@ -124,6 +126,22 @@ if stage != "2":
     assert torch.equal(whole[0], parts[0])
     for name, value in whole[1].items():
         assert abs(value - parts[1][name]) < 1e-5, name
+here = dict(local_process_index=0, save_strategy="steps")  # on a machine of its own
+for out, more, said in (
+    (folder, {}, None),
+    (folder / f"machine-{rank}", {}, "which the machines of this run do not share"),
+    (folder / f"machine-{rank}", dict(save_strategy="no"), None),
+    (folder, dict(save_on_each_node=True), "Leave save_on_each_node out"),
+):
+    out.mkdir(exist_ok=True)
+    settings = dict(output_dir=out, save_on_each_node=False) | here | more
+    try:
+        check_shared_disk(SimpleNamespace(**settings))
+    except ValueError as error:
+        assert said and said in str(error), error
+    else:
+        assert said is None, said
+    assert not [*out.glob(".*")]
 if rank == 0:
     print("right", flush=True)
 torch.distributed.barrier()

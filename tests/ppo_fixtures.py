@@ -15,10 +15,10 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 import rlhf_nb.trainer
 from rlhf_nb.checkpoint import MANIFEST, verify
-from rlhf_nb.models import tiny_policy, train_tokenizer
 from rlhf_nb.ppo import ppo_loss
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
 
 STOP = 1
 PROMPTS = ["abc", "b", "cdefg", "ja", "hhhh", "efe"] * 4

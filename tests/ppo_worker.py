@@ -13,9 +13,9 @@ from datasets import Dataset
 from peft import LoraConfig
 from small_runs import OF_RANKS, QUIET, SAVED, TOLD, likes_a, untimed
 
-from rlhf_nb.models import load_tokenizer
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.model_loading import load_tokenizer
 
 folder, kind, fsdp = Path(sys.argv[1]), sys.argv[2], "ACCELERATE_USE_FSDP" in os.environ
 ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
@@ -48,7 +48,6 @@ def make(out, **changes):
         num_sample_generations=1,
         share_value_trunk=kind == "trunk",
         offload_frozen=kind == "away",
-        save_on_each_node="EACH_NODE" in os.environ,
     )
     data = Dataset.from_dict(dict(prompt=TOLD))
     args = PPOConfig(str(folder / out), **settings | METHODS.get(kind, {}) | changes)

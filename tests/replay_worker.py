@@ -12,9 +12,9 @@ from small_runs import OF_RANKS, QUIET, SAVED, TOLD, likes_a
 
 import rlhf_nb.trainer
 from rlhf_nb.diagnose.replay import Source, replay
-from rlhf_nb.models import load_tokenizer
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.model_loading import load_tokenizer
 
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 lora = lambda task: LoraConfig(r=2, target_modules=["query_key_value"], task_type=task)

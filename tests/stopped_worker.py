@@ -11,9 +11,9 @@ from datasets import Dataset
 from small_runs import QUIET
 from transformers import TrainerCallback
 
-from rlhf_nb.models import tiny_policy, train_tokenizer
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
 
 folder, kind, moment = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 ranks = int(os.environ.get("WORLD_SIZE", 1))

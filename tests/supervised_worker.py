@@ -62,7 +62,6 @@ def make(
         save_steps=4,
         learning_rate=1e-2,
         seed=5,
-        save_on_each_node="EACH_NODE" in os.environ,
     )
     args = config(str(folder / out), **settings | changes)
     # Accelerate takes FSDP for a matter of GPUs, and gives DDP on a CPU: told that these are some

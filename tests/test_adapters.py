@@ -11,8 +11,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from ppo_fixtures import PROMPTS, SIZES, likes_c, logs, rollouts, unlike, untimed, weights
 from transformers import AutoModelForCausalLM
 
-from rlhf_nb.logprobs import response_logprobs
-from rlhf_nb.models import ValueHead, load_policy, load_scorer, scorer_from, tiny_policy
+from rlhf_nb.fast_logprobs import response_logprobs
+from rlhf_nb.forward import ValueHead
+from rlhf_nb.models import scorer_from
+from rlhf_nb.training.model_loading import load_policy, load_scorer, tiny_policy
 
 
 def lora(**changes) -> LoraConfig:

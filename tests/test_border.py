@@ -42,7 +42,7 @@ from rlhf_nb.base.fields import (
 )
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.checkpoint import model_card
-from rlhf_nb.models import load_tokenizer, scorer_from, tiny_policy, train_tokenizer
+from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import RewardConfig, RewardTrainer, reward_card
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.sft import SFTConfig, SFTTrainer
@@ -50,6 +50,7 @@ from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.training.compat import REFUSED
 from rlhf_nb.training.completions import print_table
 from rlhf_nb.training.config import PPOConfig
+from rlhf_nb.training.model_loading import load_tokenizer, tiny_policy, train_tokenizer
 
 nan, inf = math.nan, math.inf
 
@@ -126,9 +127,7 @@ WRONG_OF_PPO: dict[str, list] = {
     "value_warmup_updates": ["1", None, -1],
     "value_learning_rate": [nan, inf, -1.0],
     "sft_model_path": [None, 5],
-    "vllm_mode": [None, "remote"],
     "vllm_gpu_memory_utilization": [0.0, 2.0],
-    "vllm_server_port": [-1, 10**6],
 }
 WRONG_OF: dict[type, dict[str, list]] = {
     PPOConfig: WRONG_OF_PPO,

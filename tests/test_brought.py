@@ -40,20 +40,19 @@ from rlhf_nb.base.custom import CustomScorer
 from rlhf_nb.cli.data import load_rows
 from rlhf_nb.cli.recipes import read_recipe
 from rlhf_nb.judges import load_judge
-from rlhf_nb.models import (
-    load_policy,
-    load_reward_model,
-    load_scorer,
-    load_tokenizer,
-    scorer_from,
-    scorer_head,
-    tiny_policy,
-)
+from rlhf_nb.models import scorer_from, scorer_head
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.reward_functions import call_reward
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.scoring import score_texts
 from rlhf_nb.sft import SFTConfig, SFTTrainer
+from rlhf_nb.training.model_loading import (
+    load_policy,
+    load_reward_model,
+    load_scorer,
+    load_tokenizer,
+    tiny_policy,
+)
 from rlhf_nb.ui.episodes import shown_of, when
 from rlhf_nb.ui.reader import objective_for
 from rlhf_nb.ui.viewer import view
@@ -315,7 +314,7 @@ def without_pad(letters):
 # alone; a saved model that does not load
 def test_the_embedding_grows_for_the_pad_token_alone(ppo, letters, tmp_path, monkeypatch):
     lines = []
-    monkeypatch.setattr("rlhf_nb.models.logger.warning", lines.append)
+    monkeypatch.setattr("rlhf_nb.training.model_loading.logger.warning", lines.append)
     scorer = scorer_from(neox(letters), 3)
     parts = dict(
         processing_class=without_pad(letters),

@@ -482,7 +482,7 @@ def test_reward_functions_by_name(monkeypatch):
 # catches: an engine that is named and does not sample, one that vLLM replaces, and one that is none
 def test_an_engine_by_name_is_what_samples(parts, capsys):
     Path("mine.py").write_text(
-        "from pathlib import Path\nfrom rlhf_nb.engines import CachedEngine\n"
+        "from pathlib import Path\nfrom rlhf_nb.training.engines import CachedEngine\n"
         "class Noted(CachedEngine):\n"
         "    def generate(self, ids, mask, settings):\n"
         "        Path('sampled').open('a').write(f'{len(ids)} ')\n"
@@ -544,7 +544,8 @@ def given(monkeypatch, name: str, line: str) -> dict:
 def test_ppo_is_given_what_the_flags_say(parts, monkeypatch, tmp_path):
     import torch
 
-    from rlhf_nb.models import load_policy, scorer_head
+    from rlhf_nb.models import scorer_head
+    from rlhf_nb.training.model_loading import load_policy
 
     other = load_policy(str(parts / "sft"))
     with torch.no_grad():
@@ -592,7 +593,7 @@ def test_ppo_is_given_what_the_flags_say(parts, monkeypatch, tmp_path):
 def test_sft_and_reward_are_given_what_the_flags_say(parts, monkeypatch, capsys):
     import torch
 
-    from rlhf_nb.models import load_tokenizer
+    from rlhf_nb.training.model_loading import load_tokenizer
 
     rows = pd.read_json(parts / "rows.jsonl", lines=True)
     lengths = [
@@ -620,7 +621,7 @@ def test_sft_and_reward_are_given_what_the_flags_say(parts, monkeypatch, capsys)
         "--dataset_name mini_tldr --dataset_train_split train[:7] --dataset_test_split test[:3] "
         f"--dataset_seed 5 --model_name_or_path {parts}/sft --use_peft --dtype bfloat16",
     )
-    from rlhf_nb.tldr import edit_pairs, mini_tldr
+    from rlhf_nb.world import edit_pairs, mini_tldr
 
     world = mini_tldr(5, 7, 1, 3)
     assert (
@@ -682,7 +683,7 @@ def test_a_run_that_diverges_ends_with_one(parts, monkeypatch, capsys):
 # catches: a kind of file that is read as another, a slice that the embedded sets ignore or that
 # shifts their rows
 def test_rows_come_from_everywhere(parts, tmp_path):
-    from rlhf_nb.tldr import mini_tldr
+    from rlhf_nb.world import mini_tldr
 
     frame = pd.DataFrame(
         dict(prompt=["one", 'zwei, "quoted"', "три\nlines"], completion=[" a", " b", " c"])
@@ -1353,7 +1354,8 @@ ALONE = "\nimport sys\nassert not [name for name in sys.modules if name.startswi
 def test_what_was_saved_loads_with_transformers_alone(run, monkeypatch, alone):
     import torch
 
-    from rlhf_nb.models import load_policy, load_scorer, load_tokenizer, sequence_scores
+    from rlhf_nb.models import sequence_scores
+    from rlhf_nb.training.model_loading import load_policy, load_scorer, load_tokenizer
 
     folder, _ = run
     if alone:

@@ -19,9 +19,10 @@ from transformers import TrainerCallback, TrainingArguments
 
 import rlhf_nb
 from rlhf_nb import PPOConfig, PPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
-from rlhf_nb.models import scorer_from, tiny_policy, train_bpe_tokenizer
+from rlhf_nb.cli.demo_run import SIZES as COMPUTED
+from rlhf_nb.models import scorer_from
 from rlhf_nb.training.compat import CONFIG, IMPORTS, METHODS, REFUSED, TRAINER
-from rlhf_nb.training.compat import SIZES as COMPUTED
+from rlhf_nb.training.model_loading import tiny_policy, train_bpe_tokenizer
 
 ROWS = [dict(prompt=prompt) for prompt in PROMPTS]
 FAST = dict(use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no")

@@ -8,11 +8,12 @@ from datasets import Dataset
 from ppo_fixtures import PROMPTS, SIZES, rollouts, unlike, weights
 from transformers import TrainingArguments
 
+from rlhf_nb.diagnose.memory import PPOSetup
 from rlhf_nb.gae import gae, td_errors
 from rlhf_nb.losses import policy_diagnostics, policy_loss, value_diagnostics, value_loss
-from rlhf_nb.memory import PPOSetup
-from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.models import scorer_from
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.model_loading import tiny_policy
 
 # trl 1.12.0, trl.experimental.ppo.PPOConfig
 PUBLISHED = dict(
@@ -50,15 +51,9 @@ NEW = dict(
     reward_level="response",
     step_separator="\n",
     use_vllm=False,
-    vllm_mode="colocate",
     vllm_gpu_memory_utilization=0.3,
     vllm_max_model_length=None,
     vllm_enable_sleep_mode=False,
-    vllm_server_base_url=None,
-    vllm_server_host="127.0.0.1",
-    vllm_server_port=8000,
-    vllm_server_timeout=240.0,
-    vllm_group_port=51216,
     importance_sampling_correction=True,
     importance_sampling_cap=2.0,
     non_eos_penalty=False,

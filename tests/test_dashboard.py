@@ -20,7 +20,7 @@ import torch
 from ppo_fixtures import likes_c, logs, unlike, untimed, weights
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from rlhf_nb.kl import AdaptiveKLController, FixedKLController
+from rlhf_nb.kl_control import AdaptiveKLController, FixedKLController
 from rlhf_nb.training.metrics import METRICS, in_order
 from rlhf_nb.ui.chart import thin
 from rlhf_nb.ui.dashboard import LiveDashboard, Wishes

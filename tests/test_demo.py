@@ -26,10 +26,10 @@ from rlhf_nb.checkpoint import staged
 from rlhf_nb.cli import demo_stages
 from rlhf_nb.cli.demo import demo
 from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoRun, DemoSettings
-from rlhf_nb.models import load_policy, load_tokenizer, tiny_policy
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.tldr import mini_tldr
 from rlhf_nb.training.metrics import SEEDS
+from rlhf_nb.training.model_loading import load_policy, load_tokenizer, tiny_policy
+from rlhf_nb.world import mini_tldr
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import quick_demo

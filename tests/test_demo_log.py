@@ -10,8 +10,8 @@ from markup import Reader
 from rich.console import Console
 
 from rlhf_nb.cli.demo_log import claims_text, posts_table, print_end, short_post
-from rlhf_nb.tldr import mini_tldr
 from rlhf_nb.ui.verdict import headline, statements
+from rlhf_nb.world import mini_tldr
 
 
 @pytest.fixture(scope="module")

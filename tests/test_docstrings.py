@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from rlhf_nb.models import drop_long_rows, train_bpe_tokenizer
-from rlhf_nb.tldr import source_files
+from rlhf_nb.training.model_loading import drop_long_rows, train_bpe_tokenizer
+from rlhf_nb.world import source_files
 
 PACKAGES = ["asyncio", "email", "logging", "multiprocessing"]
 

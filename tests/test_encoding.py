@@ -15,7 +15,7 @@ from tokenizers.trainers import BpeTrainer, WordLevelTrainer
 from transformers import PreTrainedTokenizerFast
 
 import rlhf_nb
-from rlhf_nb.encoding import (
+from rlhf_nb.base.encoding import (
     encode,
     encode_prompts,
     joined,
@@ -24,12 +24,13 @@ from rlhf_nb.encoding import (
     prompt_text,
     template_settings,
 )
-from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import encode_pairs
 from rlhf_nb.scoring import score_ids, score_texts
 from rlhf_nb.sft import encode_rows
 from rlhf_nb.training import prompts, supervised
 from rlhf_nb.training.completions import complete
+from rlhf_nb.training.model_loading import tiny_policy
 from rlhf_nb.training.prompts import collate_prompts
 
 TEXTS = [

@@ -1,15 +1,13 @@
 """Engines: one interface for the package's sampler and vLLM, the weights that they are given, and
 the correction for log-probs that differ.
 
-vLLM needs a GPU. Here a stand-in speaks its API (vllm_stand_in.py), over a real HTTP server on
-loopback for the server mode.
+vLLM needs a GPU. Here a stand-in speaks its API (vllm_stand_in.py).
 """
 
 from __future__ import annotations
 
 import copy
 import math
-import socket
 import sys
 from dataclasses import replace
 from functools import partial
@@ -17,35 +15,32 @@ from functools import partial
 import pytest
 import torch
 import vllm_stand_in
-from forks import free_port
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ppo_fixtures import SIZES as PPO_SIZES
-from ppo_fixtures import logs, loss_now, unlike, untimed, weights
+from ppo_fixtures import logs, loss_now, unlike, untimed
 from safetensors import safe_open
 from torch import nn, tensor
 from torch.testing import assert_close
 from transformers import StopStringCriteria
 
-from rlhf_nb.engines import (
+from rlhf_nb.fast_logprobs import response_logprobs
+from rlhf_nb.losses import importance_weights, mismatch, policy_loss, value_loss
+from rlhf_nb.masks import left_pad
+from rlhf_nb.rollout import sample
+from rlhf_nb.sampling import Sampling
+from rlhf_nb.training.completions import complete
+from rlhf_nb.training.engines import (
     Answer,
     CachedEngine,
     VLLMEngine,
-    VLLMServer,
     answer_of,
-    check_release,
     collect,
     policy_weights,
     request,
     vllm_module,
 )
-from rlhf_nb.logprobs import response_logprobs
-from rlhf_nb.losses import policy_loss, value_loss
-from rlhf_nb.masks import left_pad
-from rlhf_nb.models import tiny_policy
-from rlhf_nb.rollout import Sampling, sample
-from rlhf_nb.sampling import importance_weights, mismatch
-from rlhf_nb.training.completions import complete
+from rlhf_nb.training.model_loading import tiny_policy
 
 SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=32)
 PROMPTS = [[2, 3, 4], [5], [6, 7, 8, 9], [2, 2]]
@@ -67,25 +62,12 @@ def policy(letters):
 
 
 @pytest.fixture
-def folder(policy, letters, tmp_path):
-    for part in (policy.config, letters):
-        part.save_pretrained(tmp_path / "served")
-    return tmp_path / "served"
-
-
-@pytest.fixture(params=["colocate", "server"])
-def engine(request, vllm, policy, letters, folder):
-    "Either adapter, in float32 so that it can be compared; `.core` is the stand-in's model."
-    if request.param == "colocate":
-        made = VLLMEngine(policy, letters, dtype=torch.float32, max_model_length=32)
-        made.core = made.llm.core
-        yield made
-        return made.close()
-    with vllm.Server(folder, logprobs_mode="processed_logprobs") as server:
-        made = VLLMServer(server.url, dtype=torch.float32, timeout=5, group_port=free_port())
-        made.core, made.server = server.core, server
-        yield made
-        made.close()
+def engine(vllm, policy, letters):
+    "In float32 so that it can be compared; `.core` is the stand-in's model."
+    made = VLLMEngine(policy, letters, dtype=torch.float32, max_model_length=32)
+    made.core = made.llm.core
+    yield made
+    made.close()
 
 
 def prompts():
@@ -249,28 +231,6 @@ def test_a_bad_answer_is_refused(answers, match):
 
 
 @pytest.mark.parametrize(
-    "tamper, match",
-    [
-        (lambda a: a | dict(choices=a["choices"] * 2), "8 responses to 4 prompts"),
-        (lambda a: a | dict(choices=[]), "0 responses to 4"),
-        (
-            lambda a: a | dict(choices=[c | dict(logprobs=None) for c in a["choices"]]),
-            "no log-probs",
-        ),
-        (lambda a: a | dict(choices=[c | dict(token_ids=None) for c in a["choices"]]), "0 tokens"),
-    ],
-)
-def test_a_server_that_answers_otherwise_is_refused(vllm, folder, policy, tamper, match):
-    with vllm.Server(folder, logprobs_mode="processed_logprobs") as server:
-        engine = VLLMServer(server.url, torch.float32, 5, free_port())
-        engine.sync(policy)
-        server.tamper = tamper
-        with pytest.raises(ValueError, match=match):
-            engine.generate(*prompts(), Sampling(4, 0, (1,)))
-        engine.close()
-
-
-@pytest.mark.parametrize(
     "field, value",
     [
         ("response_length", 0),
@@ -286,105 +246,25 @@ def test_settings_that_nobody_could_carry_out(field, value):
         Sampling(**dict(response_length=4, pad_id=0) | {field: value})
 
 
-# ---- vLLM that is missing, away, restarted, or another ----
+# ---- vLLM that is missing, or another ----
 
 
 def test_a_missing_vllm_says_how_to_install_it(monkeypatch, policy, letters):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    for make in (
-        lambda: VLLMEngine(policy, letters),
-        lambda: VLLMServer("http://127.0.0.1:9"),
-        vllm_module,
-    ):
+    for make in (lambda: VLLMEngine(policy, letters), vllm_module):
         with pytest.raises(ImportError, match="pip install 'vllm==0.33.*'.*use_vllm=False"):
             make()
 
 
-def test_another_release_is_refused(monkeypatch, vllm, folder):
-    for version in ("0.10.2", "0.3.30", "0.330.1", "1.33.0"):
-        with pytest.raises(ImportError, match="written for 0.33"):
-            check_release(version, "installed is")
-    with (
-        vllm.Server(folder, version="0.32.0") as server,
-        pytest.raises(ImportError, match="the server at .* runs vLLM 0.32.0"),
-    ):
-        VLLMServer(server.url, timeout=5)
-    monkeypatch.setitem(sys.modules, "vllm", vllm.modules("0.32.0")["vllm"])
-    with pytest.raises(ImportError, match="installed is vLLM 0.32.0"):
+@pytest.mark.parametrize("version", ["0.32.0", "0.3.30", "0.330.1", "1.33.0"])
+def test_another_release_is_refused(monkeypatch, version):
+    monkeypatch.setitem(sys.modules, "vllm", vllm_stand_in.modules(version)["vllm"])
+    with pytest.raises(ImportError, match=f"installed is vLLM {version}, .* written for 0.33"):
         vllm_module()
 
 
-def test_a_server_that_is_not_there(vllm):
-    with socket.socket() as held:  # nobody listens there, and no other test can take it
-        held.bind(("127.0.0.1", 0))
-        with pytest.raises(
-            ConnectionError, match="did not answer /health.*vllm serve.*resume_from_checkpoint"
-        ):
-            VLLMServer(f"http://127.0.0.1:{held.getsockname()[1]}", timeout=0.3)
-
-
-# catches: responses of a restarted server (whose weights are its own) that are learned from; an
-# error that says nothing
-def test_a_server_that_goes_away_or_comes_back_another(vllm, folder, policy):
-    with vllm.Server(folder, logprobs_mode="processed_logprobs") as server:
-        engine = VLLMServer(server.url, torch.float32, 2, free_port())
-        engine.sync(policy)
-        engine.generate(*prompts(), HOW)
-    with pytest.raises(ConnectionError, match="resume"):
-        engine.generate(*prompts(), HOW)
-    with vllm.Server(folder, port=server.port, logprobs_mode="processed_logprobs") as again:
-        for act in (lambda: engine.generate(*prompts(), HOW), lambda: engine.sync(policy)):
-            with pytest.raises(RuntimeError, match="restarted, or another run uses it"):
-                act()
-        assert "update_weights" not in again.seen
-    engine.close()
-
-
-# catches: two runs that share a server, each learning from the other's weights
-def test_another_run_on_the_same_server(vllm, folder, policy):
-    with vllm.Server(folder, logprobs_mode="processed_logprobs") as server:
-        one, two = (VLLMServer(server.url, torch.float32, 5, free_port()) for _ in range(2))
-        one.sync(policy)
-        two.sync(policy)
-        two.generate(*prompts(), HOW)
-        with pytest.raises(RuntimeError, match="another run uses it"):
-            one.generate(*prompts(), HOW)
-        for engine in (one, two):
-            engine.close()
-
-
-# catches: a server started without --logprobs-mode processed_logprobs
-def test_a_server_with_raw_log_probs_is_refused(vllm, folder, policy):
-    with vllm.Server(folder) as server:
-        engine = VLLMServer(server.url, torch.float32, 5, free_port())
-        with pytest.raises(RuntimeError, match="--logprobs-mode processed_logprobs"):
-            engine.sync(policy)
-        engine.close()
-
-
-# catches: weights that change under a request; a server left paused; a sync without a name
-def test_the_order_of_a_sync(vllm, folder, policy):
-    with vllm.Server(folder, logprobs_mode="processed_logprobs") as server:
-        engine = VLLMServer(server.url, torch.float32, 5, free_port())
-        engine.sync(policy)
-        server.seen.clear()
-        engine.sync(policy)
-        assert server.seen == [
-            "weight_info",
-            "pause",
-            "start_weight_update",
-            "update_weights",
-            "finish_weight_update",
-            "update_weight_version",
-            "resume",
-        ]
-        with pytest.raises(ValueError, match="another model"):
-            engine.sync(copy.deepcopy(policy))
-        engine.close()
-
-
 # catches: a setting left to the model's generation config
-def test_every_sampling_default_of_the_server_is_named():
+def test_every_sampling_default_of_vllm_is_named():
     settings = request(Sampling(4, 0, (1,), 0.7), 3)
     assert {
         "repetition_penalty",
@@ -746,60 +626,31 @@ def test_the_cached_engine_changes_nothing(run, ppo):
     assert not any(name.startswith("sampling/") for log in logs(own) for name in log)
 
 
-# catches: work that is lost where the server goes away; a resumed run that samples with the weights
-# of before
-def test_a_server_that_dies_loses_nothing(vllm, run, folder, letters, tmp_path):
-    def served(server, seconds=5):
-        return lambda policy: VLLMServer(server.url, torch.float32, seconds, free_port())
-
-    for part in (tiny_policy(letters, 0, **PPO_SIZES).config, letters):
-        part.save_pretrained(tmp_path / "ppo")
-    settings = dict(total_episodes=32, save_strategy="steps", save_steps=1)
-    with vllm.Server(tmp_path / "ppo", logprobs_mode="processed_logprobs") as server:
-        trainer = run(served(server, 2), **settings)
-        dying = trainer.engine.generate
-
-        def die(*given):
-            if trainer.state.global_step == 2:
-                server.close()
-            return dying(*given)
-
-        trainer.engine.generate = die
-        with pytest.raises(ConnectionError, match="resume_from_checkpoint=True"):
-            trainer.train()
-    with vllm.Server(tmp_path / "ppo", logprobs_mode="processed_logprobs") as server:
-        again = run(served(server), **settings)
-        again.train(resume_from_checkpoint=True)
-        assert again.state.global_step == 4 and [log["step"] for log in logs(again)] == [1, 2, 3, 4]
-        assert all(log["sampling/kl"] < 1e-9 for log in logs(again))
-    with vllm.Server(tmp_path / "ppo", logprobs_mode="processed_logprobs") as server:
-        whole = run(served(server), output_dir=str(tmp_path / "whole"), **settings)
-        whole.train()
-    assert not unlike(weights(whole), weights(again))
-
-
 class TestSettings:
     @pytest.mark.parametrize(
         "changes, match",
         [
-            (dict(vllm_mode="elsewhere"), "vllm_mode"),
             (dict(importance_sampling_cap=0.0), "importance_sampling_cap"),
             (dict(top_k=5), "top_k"),
             (dict(top_p=0.9), "top_p"),
             (dict(temperature=0.005), "temperature"),
             (dict(vllm_gpu_memory_utilization=1.5), "vllm_gpu_memory_utilization"),
-            (dict(vllm_server_timeout=0.0), "vllm_server_timeout"),
         ],
     )
     def test_bad_ones_are_refused_by_name(self, ppo, changes, match):
         with pytest.raises(ValueError, match=f"^{match} is"):
             ppo(use_vllm=True, **changes)
 
+    # catches: a server that is asked for, and an engine in the process that is taken in silence
+    def test_a_server_is_no_setting(self, ppo):
+        with pytest.raises(TypeError, match=r"no vllm_mode: leave it out.*trainer\.engine = "):
+            ppo(use_vllm=True, vllm_mode="server")
+
     def test_truncated_sampling_without_correction_is_allowed(self, vllm, ppo):
         ppo(use_vllm=True, top_k=5, importance_sampling_correction=False).step()
 
     # catches: settings that are read by nobody
-    def test_each_is_honoured(self, vllm, ppo, tmp_path, letters):
+    def test_each_is_honoured(self, vllm, ppo):
         trainer = ppo(
             use_vllm=True,
             vllm_gpu_memory_utilization=0.2,
@@ -812,27 +663,6 @@ class TestSettings:
             and trainer.engine.dtype == torch.float32
         )
         assert trainer.engine.llm.given == dict(gpu_memory_utilization=0.2, max_model_len=12)
-        for part in (trainer.model.policy.config, letters):
-            part.save_pretrained(tmp_path / "ppo")
-        with vllm.Server(tmp_path / "ppo", logprobs_mode="processed_logprobs") as server:
-            by_name, by_url = (
-                dict(vllm_server_host="127.0.0.1", vllm_server_port=server.port),
-                dict(vllm_server_base_url=server.url),
-            )
-            for where in (by_name, by_url):
-                trainer = ppo(
-                    use_vllm=True,
-                    vllm_mode="server",
-                    vllm_group_port=free_port(),
-                    vllm_server_timeout=7.0,
-                    **where,
-                )
-                trainer.step()
-                assert (
-                    trainer.engine.http.timeout == 7.0 and server.weights == trainer.engine.version
-                )
-                assert "127.0.0.1" not in str(trainer.args.recipe())
-                trainer.engine.close()
 
     def test_the_correction_can_be_turned_off(self, vllm, ppo):
         losses = {}

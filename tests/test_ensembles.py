@@ -11,10 +11,11 @@ from rlhf_nb.cli import main
 from rlhf_nb.cli.plan import plan_of
 from rlhf_nb.cli.ppo import ppo_command, ppo_parser
 from rlhf_nb.judges import Answers, Ensemble, Judges, group_centers, load_judge
-from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.models import scorer_from
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.scoring import score_texts
 from rlhf_nb.trainer import PPOConfig
+from rlhf_nb.training.model_loading import tiny_policy
 
 ANSWERS = ["a", "cc", "dab", "e"] * 6
 

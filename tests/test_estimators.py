@@ -22,6 +22,7 @@ from rlhf_nb import cli
 from rlhf_nb.cli.plan import plan_of
 from rlhf_nb.cli.ppo import ppo_parser
 from rlhf_nb.diagnose import by_hand
+from rlhf_nb.diagnose.memory import plan_memory
 from rlhf_nb.diagnose.preflight import LADDER, preflight
 from rlhf_nb.estimators import (
     ESTIMATORS,
@@ -36,11 +37,10 @@ from rlhf_nb.estimators import (
     rloo,
     sequence_log_ratio,
 )
+from rlhf_nb.fast_logprobs import response_logprobs
 from rlhf_nb.forward import Forwarded
 from rlhf_nb.gae import gae, lambda_of
-from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.masks import whiten
-from rlhf_nb.memory import plan_memory
 from rlhf_nb.ppo import estimate_advantages, ppo_loss, with_advantages
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer

@@ -20,12 +20,13 @@ import torch
 from rlhf_nb.evaluate import bootstrap_interval, outcomes, paired_interval, win_rate_interval
 from rlhf_nb.frontier import best_of_n_kl, best_of_n_reward, frontier, response_kl
 from rlhf_nb.judging import GoldPairJudge, RewardModelJudge, judge_completions, judge_pairs
-from rlhf_nb.tldr import gold_judge, win_rate, write_summary
+from rlhf_nb.tldr import gold_judge
 from rlhf_nb.training.alarms import hacking_alarms
 from rlhf_nb.training.completions import Completions
 from rlhf_nb.training.endpoint_judge import EndpointJudge, parse_verdict
 from rlhf_nb.training.text_statistics import distinct_n, repetition, text_statistics
 from rlhf_nb.ui.plots import plot_frontier
+from rlhf_nb.world import win_rate, write_summary
 
 # ---- Intervals ----
 
@@ -810,10 +811,11 @@ def test_best_of_n_kl():
 # catches: KL per token, KL the other way round, another temperature, padding that counts, a model
 # left in another mode, a moved random state
 def test_response_kl(world, tokenizer, tiny):
+    from rlhf_nb.fast_logprobs import response_logprobs
     from rlhf_nb.kl import estimate_kl
-    from rlhf_nb.logprobs import response_logprobs
     from rlhf_nb.masks import left_pad
-    from rlhf_nb.rollout import Sampling, sample
+    from rlhf_nb.rollout import sample
+    from rlhf_nb.sampling import Sampling
 
     policy, ref, prompts = tiny(0), tiny(1), list(world["test"]["prompt"]) * 8
     with torch.no_grad():

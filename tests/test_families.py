@@ -13,11 +13,12 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import rlhf_nb.base.opened as opened
-from rlhf_nb.forward import Forward, PolicyAndValue
+from rlhf_nb.forward import Forward, PolicyAndValue, ValueHead
 from rlhf_nb.masks import left_pad
-from rlhf_nb.models import ValueHead, load_policy
-from rlhf_nb.rollout import Rollout, Sampling, has_cache, sample
+from rlhf_nb.rollout import Rollout, sample
+from rlhf_nb.sampling import Sampling, has_cache
 from rlhf_nb.sft import SFTConfig, SFTTrainer
+from rlhf_nb.training.model_loading import load_policy
 
 V, T = 40, 6
 LENGTHS = (3, 9, 1, 14)  # of the prompts; windows and blocks below are 4 to 8 tokens

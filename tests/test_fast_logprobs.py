@@ -21,12 +21,13 @@ from test_logprobs import SHORT, SIZES
 from torch import nn, tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlhf_nb import fast_logprobs as module
 from rlhf_nb import forward as forward_module
-from rlhf_nb import logprobs as module
 from rlhf_nb.base import fused
 from rlhf_nb.base.fused import Head, fused_logprobs, plain_head
 from rlhf_nb.base.opened import opened
-from rlhf_nb.logprobs import chunked_logprobs, response_logprobs, token_entropy, token_logprobs
+from rlhf_nb.fast_logprobs import chunked_logprobs, response_logprobs
+from rlhf_nb.logprobs import token_entropy, token_logprobs
 
 MODELS = dict(
     Llama=SIZES,
@@ -571,8 +572,8 @@ WORKER = textwrap.dedent(
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.nn.parallel import DistributedDataParallel
-    from rlhf_nb import logprobs as module
-    from rlhf_nb.logprobs import response_logprobs
+    from rlhf_nb import fast_logprobs as module
+    from rlhf_nb.fast_logprobs import response_logprobs
     from rlhf_nb.masks import masked_mean
 
     class Pair(torch.nn.Module):

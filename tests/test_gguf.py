@@ -17,10 +17,10 @@ from transformers import (
 
 from rlhf_nb.cli import main
 from rlhf_nb.cli.plan import config_of
-from rlhf_nb.models import load_policy, load_tokenizer
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.model_loading import load_policy, load_tokenizer
 
 ASKED = [[dict(role="user", content=text)] for text in ("ab", "c", "de", "fg")] * 2
 

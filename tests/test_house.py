@@ -39,7 +39,6 @@ EXEMPT = {
     ("glossary", "exports_its_module"): "words and symbols: it exports nothing",
     ("symptoms", "exports_its_module"): "kept runs and what they show: it exports nothing",
     ("13_training_loop", "exports_its_module"): "the trainer is defined by reference/48_trainer",
-    ("47_metrics", "exports_its_module"): "a reading of the trainer's log: it exports nothing",
     ("54_migration", "exports_its_module"): "names of other trainers: rlhf_nb/training/compat.py",
     ("53_cli", "exports_its_module"): "the command line in use: rlhf_nb/cli is written by hand",
     ("58_replay", "exports_its_module"): "a tool in use: rlhf_nb/diagnose is written by hand",
@@ -145,7 +144,7 @@ def opens_with_a_promise(page: Page) -> list[str]:
 def exports_its_module(page: Page) -> list[str]:
     """`05_logprobs.ipynb` starts with `#| default_exp logprobs` in its second cell. A page of
     reference/ may also, or instead, add to a module that an earlier page begins, with `#| export
-    logprobs`, or show a plain module of its name, as in rlhf_nb/ui/ or rlhf_nb/diagnose/. Labs export nothing."""
+    logprobs`, or show a plain module of its name, as in rlhf_nb/ui/. Labs export nothing."""
     begun = [
         m for c in page.code for m in re.findall(r"^#\|\s*default_exp\s+(\S+)", c.source, re.M)
     ]
@@ -162,7 +161,7 @@ def exports_its_module(page: Page) -> list[str]:
     if page.folder == "reference" and not begun and len(added) == 1:
         return []
     plain = page.name[3:]
-    places = [f"from {LIB}.{folder}.{plain} import" for folder in ("ui", "diagnose")]
+    places = [f"from {LIB}.{folder}.{plain} import" for folder in FOLDERS]
     shown = any(place in c.source for place in places for c in page.code)
     if page.folder == "reference" and not begun and not added and shown:
         return []
@@ -355,9 +354,9 @@ FOLDERS = ("base", "training", "ui", "exercises", "diagnose", "cli")
 # A module imports from its own layer and from those above it in this table.
 LAYERS = {
     "the bottom": "base",
-    "the algorithm": "checkpoint encoding estimators forward gae kl logprobs losses masks models ppo preferences reward_functions rollout sampling shaping tldr update",
-    "training": "engines judges scoring training",
-    "what a user runs": "evaluate frontier gains judging memory real reward sft trainer",
+    "the algorithm": "checkpoint estimators fast_logprobs forward gae kl kl_control logprobs losses masks models moments packing ppo preferences reward_functions rollout sampling shaping tldr update world",
+    "training": "judges scoring training",
+    "what a user runs": "evaluate frontier gains judging real reward sft trainer",
     "the views": "ui",
     "checks of a run, and of a learner": "checks diagnose exercises",
     "the command line": "cli",

@@ -6,9 +6,10 @@ from datasets import Dataset
 from ppo_fixtures import PROMPTS, SIZES
 from small_runs import RUN
 
-from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
+from rlhf_nb.models import scorer_from
 from rlhf_nb.scoring import score_texts
 from rlhf_nb.trainer import PPOConfig, PPOTrainer, collate_prompts
+from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
 from rlhf_nb.training.prompts import as_batch
 
 TEMPLATE = (

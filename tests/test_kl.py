@@ -10,17 +10,8 @@ from hypothesis import strategies as st
 from torch import tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from rlhf_nb.kl import (
-    KL_ESTIMATORS,
-    AdaptiveKLController,
-    FixedKLController,
-    estimate_kl,
-    full_kl,
-    k1,
-    k2,
-    k3,
-    response_full_kl,
-)
+from rlhf_nb.kl import KL_ESTIMATORS, estimate_kl, full_kl, k1, k2, k3
+from rlhf_nb.kl_control import AdaptiveKLController, FixedKLController, response_full_kl
 from rlhf_nb.logprobs import response_logits
 
 

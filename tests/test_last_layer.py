@@ -25,15 +25,10 @@ import rlhf_nb.reward
 import rlhf_nb.sft
 from rlhf_nb.base import last_layer
 from rlhf_nb.masks import left_pad, right_pad
-from rlhf_nb.models import (
-    response_values,
-    scorer_from,
-    sequence_scores,
-    tiny_policy,
-    token_scores,
-)
+from rlhf_nb.models import response_values, scorer_from, sequence_scores, token_scores
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.sft import SFTConfig, SFTTrainer
+from rlhf_nb.training.model_loading import tiny_policy
 
 SMALL = dict(
     vocab_size=40,
@@ -273,7 +268,7 @@ WORDS = [f"w{i}" for i in range(30)]
 @pytest.fixture(scope="module")
 def texts() -> tuple:
     "A tokenizer, prompts and completions of unlike lengths."
-    from rlhf_nb.models import train_tokenizer
+    from rlhf_nb.training.model_loading import train_tokenizer
 
     rows = [" ".join(WORDS[(i * 7 + k * k) % 30] for k in range(2 + i % 9)) for i in range(24)]
     return train_tokenizer([" ".join(WORDS)]), rows, rows[5:] + rows[:5]

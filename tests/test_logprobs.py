@@ -12,14 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import tensor
 
-from rlhf_nb import logprobs as module
+from rlhf_nb import fast_logprobs as module
 from rlhf_nb.base.opened import opened
-from rlhf_nb.logprobs import (
-    response_logits,
-    response_logprobs,
-    token_entropy,
-    token_logprobs,
-)
+from rlhf_nb.fast_logprobs import response_logprobs
+from rlhf_nb.logprobs import response_logits, token_entropy, token_logprobs
 
 SIZES = dict(
     vocab_size=37,

@@ -18,8 +18,8 @@ import rlhf_nb.trainer
 from rlhf_nb.base import last_layer
 from rlhf_nb.base.lower_layers import frozen_layers, layers_of, lower_layers_once
 from rlhf_nb.base.opened import body_of, unwrapped
-from rlhf_nb.masks import Packed, pack
-from rlhf_nb.models import tiny_policy
+from rlhf_nb.packing import Packed, pack
+from rlhf_nb.training.model_loading import tiny_policy
 
 OFTEN = ("gemma3_text", "gpt2", "gpt_neox", "llama", "mixtral")
 EXPERTS = ("mixtral", "qwen3_moe")  # in float32 only

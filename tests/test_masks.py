@@ -15,19 +15,15 @@ from torch.testing import assert_close
 
 from rlhf_nb.checks import check_mean, check_response_mask
 from rlhf_nb.masks import (
-    last_index,
     left_pad,
-    log_ratio,
     masked_mean,
     masked_sum,
     masked_var,
-    pack,
-    position_ids,
-    reached_stop,
     response_mask,
     right_pad,
     whiten,
 )
+from rlhf_nb.packing import last_index, log_ratio, pack, position_ids, reached_stop
 
 PAD, STOP = 0, 9
 rows_of_ids = st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=7), min_size=1, max_size=5)

@@ -21,14 +21,13 @@ from transformers import (
     LlamaConfig,
 )
 
-import rlhf_nb.rollout
+import rlhf_nb.sampling
 from rlhf_nb import cli
 from rlhf_nb.base import last_layer
 from rlhf_nb.base.lower_layers import lower_layers_once
 from rlhf_nb.base.opened import body_of, unwrapped
 from rlhf_nb.cli import plan, ppo
-from rlhf_nb.forward import PolicyAndValue
-from rlhf_nb.memory import (
+from rlhf_nb.diagnose.memory import (
     FORMS,
     GIB,
     gathered,
@@ -39,9 +38,12 @@ from rlhf_nb.memory import (
     states,
     token_bytes,
 )
-from rlhf_nb.models import scorer_from, train_tokenizer, with_adapter
-from rlhf_nb.rollout import Sampling, sample
+from rlhf_nb.forward import PolicyAndValue
+from rlhf_nb.models import scorer_from
+from rlhf_nb.rollout import sample
+from rlhf_nb.sampling import Sampling
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.model_loading import train_tokenizer, with_adapter
 
 torch.set_num_threads(1)
 
@@ -203,7 +205,7 @@ def test_the_cache_is_the_samplers(monkeypatch):
             super().__init__(*args, **kwargs)
             caches.append(self)
 
-    monkeypatch.setattr(rlhf_nb.rollout, "DynamicCache", Spy)
+    monkeypatch.setattr(rlhf_nb.sampling, "DynamicCache", Spy)
     for name, form in product(configs(), ("float32", "autocast")):
         config = configs()[name]
         model = AutoModelForCausalLM.from_config(config).eval()

@@ -17,7 +17,7 @@ from notebooks import NOTEBOOKS
 from ppo_fixtures import SIZES
 from small_runs import QUIET
 
-from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.training.alarms import hacking_alarms
@@ -32,6 +32,7 @@ from rlhf_nb.training.metrics import (
     metrics_table,
     ranges_table,
 )
+from rlhf_nb.training.model_loading import tiny_policy
 from rlhf_nb.ui.report import curve_panels
 from rlhf_nb.ui.run_view import Run, curve_figure
 from rlhf_nb.ui.viewer import curves_of

@@ -15,8 +15,9 @@ from test_plans import page
 from test_two_processes import LAYOUTS
 from transformers import AutoConfig
 
-from rlhf_nb.memory import plan_memory
-from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
+from rlhf_nb.diagnose.memory import plan_memory
+from rlhf_nb.models import scorer_from
+from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
 
 WORKER = Path(__file__).with_name("network_worker.py")
 

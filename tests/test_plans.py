@@ -23,7 +23,7 @@ from transformers import GPTNeoXConfig
 
 from rlhf_nb import cli
 from rlhf_nb.cli import ppo
-from rlhf_nb.memory import model_size, plan_memory
+from rlhf_nb.diagnose.memory import model_size, plan_memory
 
 PAGE = NOTEBOOKS["26_tldr_pythia"]
 CELLS = json.loads(PAGE.read_text(encoding="utf-8"))["cells"]

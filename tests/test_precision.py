@@ -11,9 +11,10 @@ from datasets import Dataset
 from ppo_fixtures import SIZES, likes_c
 
 import rlhf_nb.base.opened
-from rlhf_nb.models import load_policy, load_reward_model, load_scorer, scorer_from, tiny_policy
+from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.sft import SFTConfig, SFTTrainer
+from rlhf_nb.training.model_loading import load_policy, load_reward_model, load_scorer, tiny_policy
 
 BF16, WIDE = torch.bfloat16, {torch.float32}
 

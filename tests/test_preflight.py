@@ -24,9 +24,10 @@ from rlhf_nb.diagnose.checks import Check, Checks, Finding, Rung, climb, not_her
 from rlhf_nb.diagnose.preflight import LADDER, Price, check_pairs, preflight
 from rlhf_nb.diagnose.rungs_update import wanted_token
 from rlhf_nb.diagnose.subject import Subject, text_in
-from rlhf_nb.engines import CachedEngine
-from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.models import scorer_from
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.training.engines import CachedEngine
+from rlhf_nb.training.model_loading import tiny_policy
 
 QUICK = ("data: ", "log-probs: ", "rewards: ", "learning: weights")
 

@@ -24,7 +24,7 @@ from rlhf_nb.diagnose.checks import Checks
 from rlhf_nb.diagnose.preflight import LADDER, preflight
 from rlhf_nb.exercises.museum import BUGS, Bug, planted, right_day, tells_more
 from rlhf_nb.forward import PolicyAndValue
-from rlhf_nb.kl import AdaptiveKLController
+from rlhf_nb.kl_control import AdaptiveKLController
 from rlhf_nb.masks import left_pad
 from rlhf_nb.models import response_values, scorer_from
 from rlhf_nb.trainer import PPOTrainer

@@ -18,7 +18,8 @@ from transformers import (
 
 from rlhf_nb.cli.ppo import ppo_parser
 from rlhf_nb.diagnose.preflight import LADDER, preflight
-from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.models import scorer_from
+from rlhf_nb.training.model_loading import tiny_policy
 
 WIDTH = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=12)
 ENDS = dict(eos_token_id=1, pad_token_id=0, bos_token_id=None, initializer_range=0.08)

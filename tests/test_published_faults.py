@@ -45,10 +45,12 @@ from transformers import (
 import rlhf_nb.ppo
 import rlhf_nb.rollout
 import rlhf_nb.trainer
-from rlhf_nb.logprobs import response_logprobs
-from rlhf_nb.models import response_values, scorer_from, tiny_policy
-from rlhf_nb.rollout import Rollout, Sample, Sampling, sample
+from rlhf_nb.fast_logprobs import response_logprobs
+from rlhf_nb.models import response_values, scorer_from
+from rlhf_nb.rollout import Rollout, Sample, sample
+from rlhf_nb.sampling import Sampling
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.training.model_loading import tiny_policy
 from rlhf_nb.training.prompts import read_prompts
 
 
@@ -1169,8 +1171,8 @@ RANK = textwrap.dedent(
     """
     import os, sys, torch, torch.distributed as dist
     from datasets import Dataset
-    from rlhf_nb.models import tiny_policy, train_tokenizer
     from rlhf_nb.rollout import Rollout
+    from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
     tokenizer = train_tokenizer(["a b c d e f g h i j"])

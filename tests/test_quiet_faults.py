@@ -12,15 +12,16 @@ from ppo_fixtures import SIZES, likes_c
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, PreTrainedTokenizerFast
 
+from rlhf_nb.base.encoding import encode_prompts
 from rlhf_nb.cli.arguments import PPOModelArguments
 from rlhf_nb.cli.ppo_models import scorers
-from rlhf_nb.encoding import encode_prompts
-from rlhf_nb.models import scorer_from, sequence_scores, tiny_policy
+from rlhf_nb.models import scorer_from, sequence_scores
 from rlhf_nb.reward import RewardConfig, RewardTrainer, encode_pairs
 from rlhf_nb.scoring import score_texts
 from rlhf_nb.sft import SFTConfig, SFTTrainer, encode_rows
 from rlhf_nb.trainer import PPOConfig
 from rlhf_nb.training.completions import complete
+from rlhf_nb.training.model_loading import tiny_policy
 
 PAIRS = dict(prompt=["ab"] * 4, chosen=["c"] * 4, rejected=["d"] * 4)
 

@@ -26,10 +26,10 @@ from rlhf_nb import replay
 from rlhf_nb.cli import main
 from rlhf_nb.cli.replay import replay_parser
 from rlhf_nb.diagnose.replay import source_of, update_again
-from rlhf_nb.models import tiny_policy
+from rlhf_nb.moments import RunningMoments
 from rlhf_nb.rollout import TENSORS
-from rlhf_nb.shaping import RunningMoments
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.model_loading import tiny_policy
 
 KINDS = dict(
     plain=dict(normalize_scores=True, kl_controller="adaptive", missing_eos_penalty=0.5),
@@ -436,7 +436,7 @@ def test_the_command_refuses_in_one_line(run, capsys, words, said):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
 def test_two_processes_do_it_bit_for_bit_and_one_refuses(tmp_path):
-    from rlhf_nb.models import train_tokenizer
+    from rlhf_nb.training.model_loading import train_tokenizer
 
     tokenizer = train_tokenizer(TOLD)
     tiny_policy(tokenizer, 0, **SIZES).save_pretrained(tmp_path / "base")

@@ -22,7 +22,7 @@ RUN = textwrap.dedent(
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
     from ppo_fixtures import PROMPTS, SIZES, likes_c
-    from rlhf_nb.models import tiny_policy
+    from rlhf_nb.training.model_loading import tiny_policy
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
     inner = Tokenizer(models.WordLevel({{word: i for i, word in enumerate(["<pad>", "<eos>", *"abcdefghij"])}}, unk_token="<pad>"))
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()

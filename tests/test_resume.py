@@ -16,9 +16,10 @@ from ppo_fixtures import BEST, PROMPTS, SIZES, likes_c, logs, rollouts, untimed,
 from small_runs import QUIET, RUN, SAVED
 from transformers import TrainerCallback
 
-from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.sft import SFTConfig, SFTTrainer
+from rlhf_nb.training.model_loading import tiny_policy
 from rlhf_nb.training.resume import of_data, of_function
 
 EVALUATED = dict(eval_dataset=Dataset.from_dict(dict(prompt=PROMPTS[:5])))

@@ -18,7 +18,7 @@ from ppo_fixtures import BEST, check_adapter, check_best, check_damaged
 from transformers import EvalPrediction, TrainerCallback
 
 from rlhf_nb.masks import left_pad, right_pad
-from rlhf_nb.models import load_reward_model, load_scorer, scorer_from, scorer_head, sequence_scores
+from rlhf_nb.models import scorer_from, scorer_head, sequence_scores
 from rlhf_nb.preferences import (
     bradley_terry_loss,
     calibration,
@@ -28,8 +28,9 @@ from rlhf_nb.preferences import (
 )
 from rlhf_nb.reward import RewardConfig, RewardTrainer, decided_pairs, encode_pairs, reversed_labels
 from rlhf_nb.scoring import center_rewards, pair_accuracy, score_texts
-from rlhf_nb.tldr import edit_pairs
+from rlhf_nb.training.model_loading import load_reward_model, load_scorer
 from rlhf_nb.ui.plots import calibration_plot
+from rlhf_nb.world import edit_pairs
 
 
 @pytest.fixture(scope="module")
@@ -260,8 +261,8 @@ def swapped(data: Dataset, coins: list[bool]) -> Dataset:
 # rows, held-out pairs trained on)
 @pytest.mark.weekly
 def test_with_permuted_labels_nothing_is_learned(tmp_path):
-    from rlhf_nb.models import tiny_policy, train_tokenizer
-    from rlhf_nb.tldr import mini_tldr
+    from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
+    from rlhf_nb.world import mini_tldr
 
     world, kinds = mini_tldr(0, 4000, 1, 400), ("drop", "opening", "repeat")
     tokenizer = train_tokenizer(
@@ -393,7 +394,7 @@ def test_all_forms_of_a_pair_are_the_same_ids(pairs, tokenizer):
 
 
 def tiny_of(tokenizer):
-    from rlhf_nb.models import tiny_policy
+    from rlhf_nb.training.model_loading import tiny_policy
 
     return tiny_policy(tokenizer, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
 
@@ -807,9 +808,10 @@ WORKER = textwrap.dedent(
     """
     import os, sys, torch, torch.distributed as dist
     from datasets import Dataset
-    from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
+    from rlhf_nb.models import scorer_from
     from rlhf_nb.reward import RewardConfig, RewardTrainer
-    from rlhf_nb.tldr import edit_pairs, mini_tldr
+    from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
+    from rlhf_nb.world import edit_pairs, mini_tldr
     world = mini_tldr(0, 40, 1, 1)
     pairs = edit_pairs(world["train"], 0).select_columns(["prompt", "chosen", "rejected"]).select(range(32))
     tokenizer = train_tokenizer(a + b for a, b in zip(pairs["prompt"], pairs["chosen"]))

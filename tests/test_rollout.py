@@ -19,19 +19,18 @@ from transformers import (
 )
 
 from rlhf_nb.masks import left_pad
-from rlhf_nb.models import train_bpe_tokenizer
 from rlhf_nb.rollout import (
     SIGNALS,
     TENSORS,
     Rollout,
     Sample,
-    Sampling,
-    draw_tokens,
     sample,
     texts_of,
     token_texts,
     truncate_logits,
 )
+from rlhf_nb.sampling import Sampling, draw_tokens
+from rlhf_nb.training.model_loading import train_bpe_tokenizer
 
 V, PAD, STOP = 12, 0, 1
 small = dict(

@@ -40,7 +40,7 @@ def models(tmp_path_factory, letters):
         Dataset.from_list(lines).to_json(folder / f"{name}.jsonl")
     split = dict(train=Dataset.from_list(rows), test=Dataset.from_list(rows[:10]))
     DatasetDict(split).save_to_disk(str(folder / "data"))
-    from rlhf_nb.models import tiny_policy
+    from rlhf_nb.training.model_loading import tiny_policy
 
     sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
     policy = tiny_policy(letters, 0, **sizes, max_position_embeddings=64)

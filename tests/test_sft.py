@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset, concatenate_datasets
 from ppo_fixtures import BEST, check_adapter, check_best, check_damaged
 
-from rlhf_nb.encoding import marked_pair
+from rlhf_nb.base.encoding import marked_pair
 from rlhf_nb.sft import (
     SFTConfig,
     SFTTrainer,

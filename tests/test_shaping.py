@@ -13,16 +13,9 @@ from ranks import on_ranks
 from torch.testing import assert_close
 
 from rlhf_nb.checks import check_shaping
-from rlhf_nb.masks import reached_stop
-from rlhf_nb.shaping import (
-    RunningMoments,
-    batch_moments,
-    clip_scores,
-    merge_moments,
-    penalize_missing_eos,
-    replace_missing_eos,
-    shape_rewards,
-)
+from rlhf_nb.moments import RunningMoments, batch_moments, merge_moments
+from rlhf_nb.packing import reached_stop
+from rlhf_nb.shaping import clip_scores, penalize_missing_eos, replace_missing_eos, shape_rewards
 
 
 def a_batch(seed, T=7, dtype=torch.float64):

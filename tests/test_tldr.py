@@ -10,20 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_nb.tldr import (
+from rlhf_nb.tldr import CORE, EXTRA, FACTS, OPENINGS, SLOT, gold_judge
+from rlhf_nb.world import (
     CLAUSES,
-    CORE,
     DISTRACTORS,
     EDITS,
-    EXTRA,
-    FACTS,
-    OPENINGS,
-    SLOT,
     TOLD,
     draw_facts,
     edit_pair,
     edit_pairs,
-    gold_judge,
     mini_tldr,
     preference_pairs,
     prefers_first,

@@ -30,20 +30,20 @@ import rlhf_nb.ppo
 import rlhf_nb.reward_functions
 import rlhf_nb.shaping
 from rlhf_nb import replay
+from rlhf_nb.base.encoding import token_spans
 from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.preflight import LADDER, preflight
 from rlhf_nb.diagnose.replay import source_of, update_again
-from rlhf_nb.encoding import token_spans
 from rlhf_nb.gae import gae
 from rlhf_nb.judges import Answers, Judges
-from rlhf_nb.masks import last_token, on_tokens, score_sums
-from rlhf_nb.models import train_bpe_tokenizer
+from rlhf_nb.moments import RunningMoments
+from rlhf_nb.packing import last_token, on_tokens, score_sums
 from rlhf_nb.ppo import estimate_advantages, final_scores
 from rlhf_nb.reward_functions import Written, call_reward
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.scoring import step_ends
-from rlhf_nb.shaping import RunningMoments
 from rlhf_nb.training.config import PPOConfig
+from rlhf_nb.training.model_loading import train_bpe_tokenizer
 from rlhf_nb.ui.episodes import shown_of
 from rlhf_nb.ui.foreign import ForeignRun, episodes_of, rollout_from
 from rlhf_nb.ui.reader import packed_update

@@ -27,12 +27,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, TrainerCallback
 from rlhf_nb.diagnose.preflight import LADDER
 from rlhf_nb.diagnose.rungs_update import misplaced
 from rlhf_nb.diagnose.subject import Subject
+from rlhf_nb.fast_logprobs import response_logprobs
 from rlhf_nb.judges import load_judge
-from rlhf_nb.logprobs import response_logprobs
-from rlhf_nb.models import load_policy, load_scorer, scorer_from, tiny_policy, token_scores
+from rlhf_nb.models import scorer_from, token_scores
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.model_loading import load_policy, load_scorer, tiny_policy
 
 IDS = torch.arange(12)[None]
 

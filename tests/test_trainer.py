@@ -33,10 +33,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import rlhf_nb.ppo
 import rlhf_nb.training.layout
 from rlhf_nb.checkpoint import verify
-from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.models import scorer_from
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.training.layout import Offloaded
+from rlhf_nb.training.model_loading import tiny_policy
 
 # The twenty faults of the published trainer have their tests in test_published_faults.py.
 

@@ -22,16 +22,16 @@ from transformers import (
     Qwen2Config,
 )
 
+import rlhf_nb.fast_logprobs
 import rlhf_nb.forward
-import rlhf_nb.logprobs
 import rlhf_nb.models
 import rlhf_nb.ppo
 import rlhf_nb.trainer
 from rlhf_nb.base.opened import PACKED_ATTENTION, reads_end_to_end
-from rlhf_nb.forward import Forward, PolicyAndValue, micro_batches
-from rlhf_nb.logprobs import response_logprobs
-from rlhf_nb.masks import Packed, pack
-from rlhf_nb.models import ValueHead, response_values, scorer_from
+from rlhf_nb.fast_logprobs import response_logprobs
+from rlhf_nb.forward import Forward, PolicyAndValue, ValueHead, micro_batches
+from rlhf_nb.models import response_values, scorer_from
+from rlhf_nb.packing import Packed, pack
 from rlhf_nb.rollout import Rollout
 
 SMALL = dict(
@@ -114,7 +114,7 @@ def end_to_end(monkeypatch) -> list[torch.Size]:
         shapes.append(packed.input_ids.shape)
         return packed
 
-    for module in (rlhf_nb.models, rlhf_nb.logprobs, rlhf_nb.forward):
+    for module in (rlhf_nb.models, rlhf_nb.fast_logprobs, rlhf_nb.forward):
         monkeypatch.setattr(module, "reads_end_to_end", lambda model: True)
         monkeypatch.setattr(module, "pack", note)
     return shapes

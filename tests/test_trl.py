@@ -29,9 +29,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from rlhf_nb.models import train_bpe_tokenizer
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.sft import SFTConfig, SFTTrainer
+from rlhf_nb.training.model_loading import train_bpe_tokenizer
 
 # What another library's tests hold is looked at once a week: a change here that breaks one of
 # them breaks a test of our own first (test_sft.py, test_reward.py, test_scripts.py).

@@ -10,14 +10,15 @@ from ppo_fixtures import need_deepspeed
 from small_runs import TOLD
 from test_two_processes import LAYOUTS
 
-from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
+from rlhf_nb.models import scorer_from
+from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
 
 WORKER = Path(__file__).with_name("parts_worker.py")
 
 
 # catches: a reference in float32 beside a policy in bf16, log-probs that FSDP2 rounds on their way
 # out, a rank that stops early and leaves the others waiting for its parts, an offload that is asked
-# for and not done
+# for and not done, machines that write parts of a checkpoint on disks of their own
 @pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
 @pytest.mark.parametrize(
     "layout",

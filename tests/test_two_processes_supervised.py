@@ -119,7 +119,7 @@ def test_what_two_processes_saved_loads_in_one(trained, what):
     )
     if what == "sft":
         return
-    from rlhf_nb.models import load_scorer
+    from rlhf_nb.training.model_loading import load_scorer
 
     scorer, references = load_scorer(str(saved)).eval(), worker.SFT.select(range(7))
     assert (

@@ -11,7 +11,7 @@ import pytest
 from markup import Reader
 
 from rlhf_nb.cli.demo_run import QUICK, DemoSettings, kind_of
-from rlhf_nb.tldr import FACTS, SUBREDDITS, edit_pair, gold_judge, mini_tldr
+from rlhf_nb.tldr import FACTS, gold_judge
 from rlhf_nb.ui.facts import claims_of, facts_told, judged_text, marked_texts, post_with_facts
 from rlhf_nb.ui.html import exact, number_text
 from rlhf_nb.ui.verdict import (
@@ -28,6 +28,7 @@ from rlhf_nb.ui.verdict import (
     subreddit_of,
 )
 from rlhf_nb.ui.viz import signed_number
+from rlhf_nb.world import SUBREDDITS, edit_pair, mini_tldr
 
 # ---- The first screen of a report: the gain, its picture, and what is said of the run ----
 

@@ -17,9 +17,9 @@ from rlhf_nb.exercises import training_loop
 from rlhf_nb.exercises.engine import Exercise, rewritten
 from rlhf_nb.exercises.training_loop import UPDATE, my_update, ran
 from rlhf_nb.exercises.values import same
+from rlhf_nb.fast_logprobs import response_logprobs
 from rlhf_nb.gae import gae, returns_from
 from rlhf_nb.kl import estimate_kl
-from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.losses import policy_loss, value_loss
 from rlhf_nb.masks import response_mask, whiten
 from rlhf_nb.models import response_values

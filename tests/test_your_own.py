@@ -19,7 +19,8 @@ from notebooks import NOTEBOOKS
 from rlhf_nb import cli
 from rlhf_nb.cli import judge, ppo, reward, sft
 from rlhf_nb.cli.models import tokenizer_of
-from rlhf_nb.models import load_policy, scorer_from, tiny_policy, train_tokenizer
+from rlhf_nb.models import scorer_from
+from rlhf_nb.training.model_loading import load_policy, tiny_policy, train_tokenizer
 
 PAGE = json.loads(NOTEBOOKS["24_your_own"].read_text(encoding="utf-8"))
 # a block for each question, and in it a comment above each command

@@ -1,31 +1,20 @@
-"""A stand-in that speaks vLLM 0.33's API, for tests: LLM, SamplingParams, outputs, weight
-transfer, and an HTTP server on loopback.
+"""A stand-in that speaks vLLM 0.33's API in the process, for tests: LLM, SamplingParams, outputs.
 
 Behind it is a small model of transformers, without a cache, so that what it returns is computed
 in another way than by the package's own sampler. It takes the arguments that vLLM takes and no
 others, and does what vLLM does with those that are easily missed: raw log-probs unless another
-mode is set, its own end of a row unless ignore_eos, a temperature below 0.01 rounded up. Weights
-reach the server by a second connection, as by NCCL.
+mode is set, its own end of a row unless ignore_eos, a temperature below 0.01 rounded up.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import math
-import socket
-import threading
-from dataclasses import asdict, dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from multiprocessing.connection import Client, Listener
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import ClassVar
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-KEY = b"weights"
 
 
 @dataclass
@@ -247,259 +236,8 @@ class LLM:
         return True
 
 
-# ---- Weight transfer: the trainer's side ----
-
-
-@dataclass(frozen=True)
-class ParamMeta:
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
-class WeightSource:
-    def __init_subclass__(cls):
-        from functools import cached_property
-
-        assert isinstance(cls.__dict__["metadata"], cached_property)
-
-
-@dataclass
-class NCCLTrainerInitInfo:
-    master_address: str
-    master_port: int
-    world_size: int
-    packed: bool = True
-    rank: int = field(kw_only=True, default=0)
-
-
-class HTTPVLLMWeightSyncClient:
-    def __init__(self, base_url, timeout=300):
-        self.base_url, self.timeout = base_url.rstrip("/"), timeout
-
-    def post(self, path, body=None):
-        import httpx
-
-        httpx.post(f"{self.base_url}/{path}", json=body, timeout=self.timeout).raise_for_status()
-
-
-class Trainer:
-    "Listens where the server will call, as rank 0 of the group."
-
-    def __init__(self, info, client, source):
-        self.client, self.source = client, source
-        self.listener = Listener((info.master_address, info.master_port), authkey=KEY)
-        self.client.post(
-            "init_weight_transfer_engine",
-            dict(init_info={k: v for k, v in asdict(info).items() if k != "rank"}),
-        )
-
-    def send_weights(self):
-        meta = self.source.metadata
-        self.client.post("start_weight_update")
-        info = dict(
-            names=[m.name for m in meta],
-            dtype_names=[str(m.dtype).split(".")[-1] for m in meta],
-            shapes=[list(m.shape) for m in meta],
-        )
-        error = []
-
-        def update():
-            try:
-                self.client.post("update_weights", dict(update_info=info))
-            except Exception as problem:
-                error.append(problem)
-
-        thread = threading.Thread(target=update)
-        thread.start()
-        with self.listener.accept() as wire:
-            for m, (name, tensor) in zip(meta, self.source.iter_full(), strict=True):
-                assert (name, tensor.dtype, tuple(tensor.shape)) == (m.name, m.dtype, m.shape), (
-                    "the two channels do not agree"
-                )
-                buffer = io.BytesIO()
-                torch.save(tensor, buffer)
-                wire.send_bytes(buffer.getvalue())
-        thread.join()
-        if error:
-            raise error[0]
-        self.client.post("finish_weight_update")
-
-    def shutdown(self):
-        self.listener.close()
-
-
-class WeightTransferTrainerFactory:
-    @staticmethod
-    def trainer_init(init_info, *, client, source):
-        return Trainer(init_info, client, source)
-
-
-# ---- The server ----
-
-
-class Server:
-    "vLLM's HTTP server: `with Server(folder) as server: server.url`."
-
-    def __init__(self, folder, port=0, version="0.33.0", **core):
-        self.core, self.release, self.weights, self.paused, self.open, self.seen = (
-            Core(folder, **core),
-            version,
-            "default",
-            False,
-            False,
-            [],
-        )
-        self.tamper, self.wires = lambda answer: answer, []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *args):
-                pass
-
-            def setup(self):
-                super().setup()
-                outer.wires.append(self.connection)
-
-            def do_GET(self):
-                self.reply()
-
-            def do_POST(self):
-                self.reply()
-
-            def reply(self):
-                body = json.loads(
-                    self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}"
-                )
-                path = self.path.split("?")[0].strip("/")
-                outer.seen.append(path)
-                try:
-                    code, reply = outer.answer(path, body)
-                except Exception as error:
-                    code, reply = 500, dict(error=f"{type(error).__name__}: {error}")
-                data = b"" if reply is None else json.dumps(reply).encode()
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-        class Http(ThreadingHTTPServer):
-            daemon_threads, request_queue_size = True, 256
-
-        self.http = Http(("127.0.0.1", port), Handler)
-        self.port, self.lock = self.http.server_address[1], threading.Lock()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.thread = threading.Thread(
-            target=self.http.serve_forever, kwargs=dict(poll_interval=0.01), daemon=True
-        )
-        self.thread.start()
-
-    def answer(self, path, body):
-        if path == "health":
-            return 200, None
-        if path == "version":
-            return 200, dict(version=self.release)
-        if path == "get_world_size":
-            return 200, dict(world_size=1)
-        if path == "weight_info":
-            return 200, dict(weight_version=self.weights)
-        if path == "v1/completions":
-            return self.complete(**body)
-        if path == "init_weight_transfer_engine":
-            self.wire = body["init_info"]["master_address"], body["init_info"]["master_port"]
-        elif path == "pause":
-            self.paused = True
-            self.core.reset_prefix_cache()
-        elif path == "resume":
-            self.paused = False
-        elif path == "start_weight_update":
-            assert self.paused, "weights would change under a request"
-            self.open = True
-        elif path == "update_weights":
-            assert self.open
-            info = body["update_info"]
-            with Client(self.wire, authkey=KEY) as wire:
-                got = [torch.load(io.BytesIO(wire.recv_bytes())) for _ in info["names"]]
-            assert [list(x.shape) for x in got] == info["shapes"]
-            self.core.load_weights(zip(info["names"], got))
-        elif path == "finish_weight_update":
-            self.open = False
-        elif path == "update_weight_version":
-            self.weights = body["new_version"]
-        else:
-            return 404, dict(error="Not Found")
-        return 200, dict(message="done")
-
-    def complete(self, prompt, return_token_ids=False, **given):
-        if self.paused:
-            return 503, dict(error="paused")
-        with self.lock:
-            p = SamplingParams(**given)  # TypeError, and so 500, on an argument that there is not
-            choices = []
-            for i in range(p.n):
-                one = self.core.one(prompt, p, i)
-                logprobs = (
-                    None
-                    if one.logprobs is None
-                    else dict(
-                        tokens=[str(t) for t in one.token_ids],
-                        token_logprobs=[
-                            at[t].logprob for t, at in zip(one.token_ids, one.logprobs)
-                        ],
-                        top_logprobs=[
-                            {str(t): x.logprob for t, x in at.items()} for at in one.logprobs
-                        ],
-                    )
-                )
-                choices.append(
-                    dict(
-                        index=i,
-                        text=one.text,
-                        logprobs=logprobs,
-                        finish_reason=one.finish_reason,
-                        stop_reason=None,
-                        token_ids=one.token_ids if return_token_ids else None,
-                    )
-                )
-        return 200, self.tamper(dict(id="cmpl", choices=choices))
-
-    def close(self):
-        self.http.shutdown()
-        self.http.server_close()
-        for wire in self.wires:
-            with contextlib.suppress(OSError):  # closed by the other side
-                wire.shutdown(socket.SHUT_RDWR)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.close()
-
-
 def modules(version: str = "0.33.0") -> dict[str, ModuleType]:
-    "What `import vllm` finds: put them into sys.modules."
-
-    def make(name, **what):
-        module = ModuleType(name)
-        vars(module).update(what)
-        return module
-
-    return {
-        "vllm": make("vllm", __version__=version, LLM=LLM, SamplingParams=SamplingParams),
-        "vllm.distributed": make("vllm.distributed"),
-        "vllm.distributed.weight_transfer": make(
-            "vllm.distributed.weight_transfer",
-            ParamMeta=ParamMeta,
-            WeightSource=WeightSource,
-            HTTPVLLMWeightSyncClient=HTTPVLLMWeightSyncClient,
-            WeightTransferTrainerFactory=WeightTransferTrainerFactory,
-        ),
-        "vllm.distributed.weight_transfer.nccl_engine": make(
-            "vllm.distributed.weight_transfer.nccl_engine", NCCLTrainerInitInfo=NCCLTrainerInitInfo
-        ),
-        "vllm.utils": make("vllm.utils"),
-        "vllm.utils.network_utils": make("vllm.utils.network_utils", get_ip=lambda: "127.0.0.1"),
-    }
+    "What `import vllm` finds: put it into sys.modules."
+    module = ModuleType("vllm")
+    vars(module).update(__version__=version, LLM=LLM, SamplingParams=SamplingParams)
+    return {"vllm": module}

@@ -269,7 +269,8 @@ def prompts(device: str) -> tuple[Any, Any]:
 
 def sampler(device: str, dtype: Any) -> dict:
     "Tokens of the sampler with top_k 1 that differ from those of greedy `generate`."
-    from rlhf_nb.rollout import Sampling, sample
+    from rlhf_nb.rollout import sample
+    from rlhf_nb.sampling import Sampling
 
     model, (ids, mask) = small_model(device, dtype), prompts(device)
     drawn = sample(model, ids, mask, Sampling(24, 0, (1,), top_k=1))
@@ -286,8 +287,9 @@ def padding(device: str, dtype: Any) -> dict:
     "Log-probs of rows without padding, and of single rows, from those of the padded rectangle."
     import torch
 
-    from rlhf_nb.logprobs import response_logprobs
-    from rlhf_nb.rollout import Sampling, sample
+    from rlhf_nb.fast_logprobs import response_logprobs
+    from rlhf_nb.rollout import sample
+    from rlhf_nb.sampling import Sampling
 
     model, (ids, mask) = small_model(device, dtype), prompts(device)
     drawn = sample(model, ids, mask, Sampling(24, 0, (1,)))
@@ -450,7 +452,7 @@ def memory(s: dict, more: dict) -> dict:
     import common
     import torch
 
-    from rlhf_nb.memory import plan_memory
+    from rlhf_nb.diagnose.memory import plan_memory
 
     free, size = torch.cuda.mem_get_info()
     plan = plan_memory(

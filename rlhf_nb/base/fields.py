@@ -52,7 +52,6 @@ NotNegative = Annotated[float, Range(least=0)]
 Share = Annotated[float, Range(least=0, most=1)]
 Count = Annotated[int, Range(least=1)]
 Index = Annotated[int, Range(least=0)]  # 0, 1, 2, ...
-Port = Annotated[int, Range(least=1, most=65535)]
 Seed = Annotated[int, Range(least=0, below=2**32)]  # as numpy takes it
 Decay = Annotated[float, Range(least=0, below=1)]
 # ---- What a setting is ----

@@ -131,7 +131,7 @@ class PPOModelArguments(TrainModelArguments):
     engine: str | None = setting(
         None,
         "Who samples: module:function or file.py:function, called with the settings, the policy "
-        "and its tokenizer; it returns an Engine (nbs/reference/39_sampling.ipynb). None: the "
+        "and its tokenizer; it returns an Engine (nbs/reference/40_engines.ipynb). None: the "
         "package's own sampler, or vLLM (--use_vllm).",
     )
     reward_ensemble: list[str] | None = setting(

@@ -27,14 +27,14 @@ from datasets.exceptions import DatasetsError
 from datasets.utils import logging
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_nb.base.encoding import check_turns
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.files import read_jsonl
 from rlhf_nb.cli.arguments import DataArguments, TrainDataArguments
-from rlhf_nb.encoding import check_turns
-from rlhf_nb.models import drop_long_rows
 from rlhf_nb.real import everyday_requests
 from rlhf_nb.reward import decided_pairs
-from rlhf_nb.tldr import edit_pairs, mini_tldr
+from rlhf_nb.training.model_loading import drop_long_rows
+from rlhf_nb.world import edit_pairs, mini_tldr
 
 KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 UNPACK: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}

@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from rlhf_nb.base.fields import Index, setting
-from rlhf_nb.base.lock import locked
 from rlhf_nb.cli.demo_run import DemoRun, DemoSettings, check_settings, with_quick
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
+from rlhf_nb.training.folders import run_lock
 
 KEPT = (
     "no training: the fine-tuned model that comes with the package, which imitated 48,000 "
@@ -72,7 +72,7 @@ def demo(
 ) -> dict[str, Any]:  # what results.json holds
     "The whole pipeline. Stages that are finished in the folder are reused."
     check_settings(settings)
-    with locked(Path(settings.output_dir)):
+    with run_lock(Path(settings.output_dir)):
         return stages(DemoRun(settings, console, fresh))
 
 

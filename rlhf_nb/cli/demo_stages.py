@@ -36,21 +36,21 @@ from rlhf_nb.checkpoint import save_policy
 from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoRun, DemoSettings, kind_of
 from rlhf_nb.evaluate import outcomes, paired_interval
 from rlhf_nb.judging import judge_completions
-from rlhf_nb.models import (
-    load_policy,
-    load_scorer,
-    load_tokenizer,
-    scorer_from,
-    tiny_policy,
-    train_tokenizer,
-    zero_head,
-)
+from rlhf_nb.models import scorer_from, zero_head
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.scoring import center_rewards, pair_accuracy, score_texts
 from rlhf_nb.sft import SFTConfig, SFTTrainer, quiet_bars
-from rlhf_nb.tldr import edit_pairs, gold_judge, mini_tldr, preference_pairs, probe_pairs
+from rlhf_nb.tldr import gold_judge
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.training.completions import complete, completions_table
+from rlhf_nb.training.model_loading import (
+    load_policy,
+    load_scorer,
+    load_tokenizer,
+    tiny_policy,
+    train_tokenizer,
+)
+from rlhf_nb.world import edit_pairs, mini_tldr, preference_pairs, probe_pairs
 
 
 @contextmanager

@@ -17,18 +17,18 @@ from rich.markup import escape
 from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_nb.base.encoding import marked_pair, template_settings, without_stop
 from rlhf_nb.base.fields import Count, NotNegative, Positive, Seed, setting
 from rlhf_nb.cli.arguments import TRAINER_HELP, DataArguments, ModelArguments
 from rlhf_nb.cli.data import check_prompts, check_template, drop_long, load_rows, take
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
-from rlhf_nb.encoding import marked_pair, template_settings, without_stop
 from rlhf_nb.judges import load_judge
 from rlhf_nb.judging import GoldPairJudge, RewardModelJudge, judge_pairs
-from rlhf_nb.models import load_policy, load_tokenizer
 from rlhf_nb.training.completions import Completions, complete
 from rlhf_nb.training.endpoint_judge import EndpointJudge
+from rlhf_nb.training.model_loading import load_policy, load_tokenizer
 from rlhf_nb.training.prompts import prompt_columns, read_prompts, turns_text
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.base.loading import no_bars
 from rlhf_nb.cli.arguments import ModelArguments, TrainModelArguments
-from rlhf_nb.models import load_tokenizer
+from rlhf_nb.training.model_loading import load_tokenizer
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -21,8 +20,8 @@ from rlhf_nb.base.loading import from_where
 from rlhf_nb.cli.arguments import PPOModelArguments
 from rlhf_nb.cli.models import adapter_config, no_bars
 from rlhf_nb.cli.ppo_models import check_critic, check_judges, has_reward_model, policy_name
+from rlhf_nb.diagnose.memory import MemoryPlan, PPOSetup, plan_memory
 from rlhf_nb.estimators import ESTIMATORS
-from rlhf_nb.memory import MemoryPlan, PPOSetup, plan_memory
 
 
 def config_of(
@@ -89,8 +88,7 @@ def precision_of(options: Namespace) -> dict[str, Any]:
 
 def vllm_share(options: Namespace) -> float:
     "The share of each GPU that vLLM takes beside the trainer."
-    beside = options.use_vllm and options.vllm_mode == "colocate"
-    return options.vllm_gpu_memory_utilization if beside else 0.0
+    return options.vllm_gpu_memory_utilization if options.use_vllm else 0.0
 
 
 def gpu_memory_of(options: Namespace) -> float | None:
@@ -142,13 +140,14 @@ def plan_of(options: Namespace) -> MemoryPlan:
     return plan_memory(**settings)
 
 
-def _table(frame: pd.DataFrame, title: str) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name, column in frame.items():
-        numbers = pd.api.types.is_float_dtype(column)
-        table.add_column(str(name), justify="right" if numbers else "left", overflow="fold")
-    for row in frame.itertuples(index=False):
-        table.add_row(*(f"{x:.2f}" if isinstance(x, float) else str(x) for x in row))
+def _table(plan: MemoryPlan) -> Table:
+    frame = plan.frame()
+    table = Table(title="GiB on each GPU", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("")
+    for phase in frame:
+        table.add_column(str(phase), justify="right")
+    for row, numbers in frame.iterrows():
+        table.add_row(str(row), *(f"{x:.2f}" for x in numbers))
     return table
 
 
@@ -177,10 +176,6 @@ def dry_run(options: Namespace) -> int:
             f"vLLM takes {share:.0%} of each GPU (--vllm_gpu_memory_utilization); the plan counts "
             "with the rest."
         )
-    console.print(_table(plan.frame().reset_index(names=""), "GiB on each GPU"))
+    console.print(_table(plan))
     console.print(plan.verdict)
-    if not plan.fits:
-        advice = plan.advice()
-        fits = {True: "yes", False: "no", None: "?"}
-        console.print(_table(advice.assign(fits=advice["fits"].map(fits)), "what to change"))
     return 1 if plan.fits is False else 0

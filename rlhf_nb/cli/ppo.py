@@ -29,9 +29,9 @@ from rlhf_nb.cli.ppo_models import (
 )
 from rlhf_nb.cli.scoring import load_function
 from rlhf_nb.cli.training import finish, in_folder
-from rlhf_nb.models import load_policy
-from rlhf_nb.sampling import Engine
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.engines import Engine
+from rlhf_nb.training.model_loading import load_policy
 
 ABOUT = About(
     usage="ppo [--config FILE] [--OPTION VALUE ...]",
@@ -137,7 +137,7 @@ def trainer_of(data: TrainDataArguments, models: PPOModelArguments, args: PPOCon
         if not isinstance(trainer.engine, Engine):
             raise ValueError(
                 f"--engine {models.engine} returned a {type(trainer.engine).__name__}: return an "
-                "object with the methods sync, generate and close of rlhf_nb.sampling.Engine."
+                "object with sync, generate and close, as rlhf_nb.training.engines.Engine has them."
             )
     return trainer
 

@@ -15,16 +15,15 @@ from rlhf_nb.cli.models import loading, named
 from rlhf_nb.cli.scoring import REWARDS, load_reward_function
 from rlhf_nb.estimators import ESTIMATORS
 from rlhf_nb.judges import ensemble_of, load_judge
-from rlhf_nb.models import (
+from rlhf_nb.models import scorer_from, zero_head
+from rlhf_nb.trainer import PPOConfig
+from rlhf_nb.training.config import check_ensemble, check_estimator
+from rlhf_nb.training.model_loading import (
     load_policy,
     load_reward_model,
     load_scorer,
     load_tokenizer,
-    scorer_from,
-    zero_head,
 )
-from rlhf_nb.trainer import PPOConfig
-from rlhf_nb.training.config import check_ensemble, check_estimator
 
 DEFAULTS = {f.name: f.default for f in fields(PPOConfig)}
 

@@ -18,9 +18,9 @@ from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.cli.training import finish, in_folder
-from rlhf_nb.models import load_reward_model
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.scoring import center_rewards
+from rlhf_nb.training.model_loading import load_reward_model
 
 ABOUT = About(
     usage="reward [--config FILE] [--OPTION VALUE ...]",

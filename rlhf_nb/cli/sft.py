@@ -20,8 +20,13 @@ from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.cli.training import finish, in_folder
-from rlhf_nb.models import load_policy, tiny_policy, train_bpe_tokenizer, train_tokenizer
 from rlhf_nb.sft import SFTConfig, SFTTrainer
+from rlhf_nb.training.model_loading import (
+    load_policy,
+    tiny_policy,
+    train_bpe_tokenizer,
+    train_tokenizer,
+)
 
 ABOUT = About(
     usage="sft [--config FILE] [--OPTION VALUE ...]",

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from transformers.utils import logging
 
+from rlhf_nb.base.encoding import check_turns
 from rlhf_nb.base.loading import no_bars
 from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.diagnose import rungs_rollout, rungs_update
 from rlhf_nb.diagnose.checks import Checks, Rung, climb, in_words
 from rlhf_nb.diagnose.subject import LOOKED_AT, Subject
-from rlhf_nb.encoding import check_turns
 from rlhf_nb.sft import quiet_bars
 from rlhf_nb.trainer import PPOTrainer
 

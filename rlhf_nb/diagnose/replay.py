@@ -20,13 +20,13 @@ from rlhf_nb.base.loading import no_bars
 from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.checkpoint import MANIFEST, verify
 from rlhf_nb.losses import policy_diagnostics
-from rlhf_nb.models import load_policy, load_scorer, load_tokenizer
 from rlhf_nb.ppo import final_scores
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.training.folders import checkpoints
 from rlhf_nb.training.logs import logged_rows
 from rlhf_nb.training.metrics import metric_of
+from rlhf_nb.training.model_loading import load_policy, load_scorer, load_tokenizer
 from rlhf_nb.training.resume import changes_text, saved_run
 from rlhf_nb.ui.run_files import left_out, ranges_of, rollout_files
 from rlhf_nb.update import charge

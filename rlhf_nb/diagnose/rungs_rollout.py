@@ -12,6 +12,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
+from rlhf_nb.base.encoding import plain_ids, prompt_text, template_settings
 from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.checks import Finding, Rung, not_here, rung
 from rlhf_nb.diagnose.subject import (
@@ -23,8 +24,7 @@ from rlhf_nb.diagnose.subject import (
     relative_gap,
     row_gap,
 )
-from rlhf_nb.encoding import plain_ids, prompt_text, template_settings
-from rlhf_nb.masks import on_tokens, score_sums
+from rlhf_nb.packing import on_tokens, score_sums
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.sft import encode_rows
 from rlhf_nb.ui.episodes import end_of

@@ -30,8 +30,8 @@ from rlhf_nb.diagnose.subject import (
     episode_sums,
     fingerprint,
 )
-from rlhf_nb.masks import score_sums
 from rlhf_nb.models import inside
+from rlhf_nb.packing import score_sums
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.training.optimizers import inner_optimizer

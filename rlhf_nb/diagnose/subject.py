@@ -19,11 +19,12 @@ from transformers import PrinterCallback, ProgressCallback
 
 from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.checks import Finding
+from rlhf_nb.forward import ValueHead
 from rlhf_nb.judges import Answers
-from rlhf_nb.models import ValueHead
-from rlhf_nb.rollout import Rollout, Sample, Sampling
-from rlhf_nb.sampling import Engine
+from rlhf_nb.rollout import Rollout, Sample
+from rlhf_nb.sampling import Sampling
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.training.engines import Engine
 from rlhf_nb.training.optimizers import inner_optimizer
 from rlhf_nb.update import Metrics
 

@@ -23,11 +23,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from rlhf_nb import gae, models, ppo, sft, shaping
 from rlhf_nb.forward import Forward, Forwarded
 from rlhf_nb.masks import whiten
-from rlhf_nb.models import tiny_policy, train_tokenizer
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.sft import SFTConfig, SFTTrainer
-from rlhf_nb.tldr import mini_tldr
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
+from rlhf_nb.world import mini_tldr
 
 # ---- Two rewards ----
 

@@ -21,28 +21,25 @@ from rlhf_nb.base.opened import accepted, embedding_rows, opened
 from rlhf_nb.base.sharding import zero3_is_live
 from rlhf_nb.checkpoint import load_weights
 from rlhf_nb.estimators import ESTIMATORS
-from rlhf_nb.forward import PolicyAndValue
+from rlhf_nb.forward import PolicyAndValue, ValueHead
 from rlhf_nb.judges import Judges
-from rlhf_nb.models import (
-    ValueHead,
+from rlhf_nb.models import frozen, scorer_from, token_scores
+from rlhf_nb.sampling import has_cache
+from rlhf_nb.training.config import PPOConfig
+from rlhf_nb.training.layout import Layout, Placed
+from rlhf_nb.training.model_loading import (
     add_pad_row,
     check_embeddings,
     check_vocabulary,
     fit_embeddings,
-    frozen,
     load_policy,
     load_scorer,
     merged,
     pad_alone,
-    scorer_from,
     set_pad_token,
-    token_scores,
     with_adapter,
     with_rows,
 )
-from rlhf_nb.rollout import has_cache
-from rlhf_nb.training.config import PPOConfig
-from rlhf_nb.training.layout import Layout, Placed
 from rlhf_nb.training.precision import check_learns, dtype_name
 from rlhf_nb.training.reference import needs_reference
 

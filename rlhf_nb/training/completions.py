@@ -13,11 +13,11 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
+from rlhf_nb.base.encoding import encode_prompts
 from rlhf_nb.base.terminal import terminal_text
-from rlhf_nb.encoding import encode_prompts
 from rlhf_nb.masks import left_pad
 from rlhf_nb.rollout import Sample, Sampling, sample, texts_of
-from rlhf_nb.sampling import Engine
+from rlhf_nb.training.engines import Engine
 from rlhf_nb.training.reporting import report_table
 
 

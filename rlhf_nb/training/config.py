@@ -16,7 +16,6 @@ from rlhf_nb.base.fields import (
     Count,
     Index,
     NotNegative,
-    Port,
     Positive,
     Range,
     check_fields,
@@ -254,39 +253,22 @@ class PPOConfig(Objective, CheckedArguments):
     # vLLM
     use_vllm: bool = setting(
         False,
-        "Sample with vLLM (release 0.33, on a GPU) instead of the package's own sampler.",
+        "Sample with vLLM (release 0.33, in this process, on each rank's GPU) instead of the "
+        "package's own sampler.",
         "sampling rounds unreplayed",
     )
-    vllm_mode: Literal["colocate", "server"] = setting(
-        "colocate",
-        "colocate: in this process, on each rank's GPU; server: a vLLM server that runs elsewhere.",
-        "sampling rounds",
-    )
     vllm_gpu_memory_utilization: Annotated[float, Range(above=0, most=1)] = setting(
-        0.3, "colocate: share of the GPU's memory for vLLM's weights and cache.", "sampling"
+        0.3, "Share of the GPU's memory for vLLM's weights and cache.", "sampling"
     )
     vllm_max_model_length: Count | None = setting(
         None,
-        "colocate: most tokens of prompt and response. None: the model's positions.",
+        "Most tokens of prompt and response. None: the model's positions.",
         "sampling",
     )
     vllm_enable_sleep_mode: bool = setting(
         False,
-        "colocate: vLLM leaves the GPU between rollouts; its weights wait in the host's memory.",
+        "vLLM leaves the GPU between rollouts; its weights wait in the host's memory.",
         "sampling",
-    )
-    vllm_server_base_url: str | None = setting(
-        None,
-        "server: its address. None: from vllm_server_host and vllm_server_port.",
-        "sampling unlisted",
-    )
-    vllm_server_host: str = setting("127.0.0.1", "server: its host.", "sampling unlisted")
-    vllm_server_port: Port = setting(8000, "server: its port.", "sampling unlisted")
-    vllm_server_timeout: Positive = setting(
-        240.0, "server: seconds to wait for it to come up, and for one answer.", "sampling"
-    )
-    vllm_group_port: Port = setting(
-        51216, "server: port of the connection on which weights travel.", "sampling unlisted"
     )
 
     def __post_init__(self) -> None:

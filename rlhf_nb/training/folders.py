@@ -7,27 +7,86 @@ import os
 import re
 import shutil
 import signal
+import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from accelerate.utils import gather_object
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
+from transformers import TrainingArguments
 from transformers.utils import logging
 
-from rlhf_nb.base.sharding import is_first_rank
+from rlhf_nb.base.sharding import between_ranks, is_first_rank, of_first_rank, on_ranks
 from rlhf_nb.checkpoint import MANIFEST, PARTIAL
 
 logger = logging.get_logger(__name__)
+LOCK, OWNER = "_run.lock", "_run.owner"
 LOGS = ("metrics.jsonl", "trainer_state.json", "rollouts", "completions")
 CANNOT_WRITE = {
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO
 }  # fmt: skip
+NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP}  # a disk that has no locks
 AGAIN = 2.0  # seconds after which a second signal counts: a launcher passes the first one on
+
+
+# ---- Whose it is ----
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """The folder is this run's alone meanwhile. Raises ValueError where another run is in it. The
+    system drops the lock of a process that ends, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock, owner = FileLock(folder / LOCK), folder / OWNER
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        holder = owner.read_text(encoding="utf-8") if owner.exists() else "another process"
+        raise ValueError(
+            f"another run is in {folder} ({holder}): wait for its end, or give another output_dir."
+        ) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        logger.warning(f"{folder / LOCK} cannot be locked ({error}): two runs are not noticed.")
+    owner.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+    try:
+        yield
+    finally:
+        with suppress(PermissionError):  # Windows keeps an open file
+            (folder / LOCK).unlink(missing_ok=True)
+        owner.unlink(missing_ok=True)
+        lock.release()
+
+
+def check_shared_disk(args: TrainingArguments) -> None:
+    "Raises ValueError on all ranks where machines do not share output_dir."
+    folder = Path(str(args.output_dir))
+    if args.save_on_each_node:
+        raise ValueError(
+            f"save_on_each_node is True and output_dir is {folder}: a run has one folder. Leave "
+            "save_on_each_node out, and put output_dir on a disk that all machines share."
+        )
+    if sum(gather_object([args.local_process_index == 0])) == 1:
+        return
+    mark = folder / f".{of_first_rank(uuid.uuid4().hex)}"
+    on_ranks(is_first_rank(), mark.touch)
+    shared = all(gather_object([mark.exists()]))
+    on_ranks(is_first_rank(), mark.unlink)
+    if not shared and args.save_strategy != "no":
+        raise ValueError(
+            f"output_dir is {folder}, which the machines of this run do not share: parts of a "
+            "checkpoint would be missing. Put it on a disk that all machines share, or set "
+            "save_strategy='no'."
+        )
 
 
 # ---- What is in it ----
@@ -194,3 +253,19 @@ def no_disk(error: BaseException) -> bool:
         return error.errno in CANNOT_WRITE
     of_disk = r"os error (5|13|27|28|30|122)\b|file write failed|iostream error|unexpected pos"
     return bool(re.search(of_disk, str(error)))
+
+
+@contextmanager
+def lost_ranks(args: TrainingArguments, step: Callable[[], int]) -> Iterator[None]:
+    "Raises ConnectionError, in one line, where the connection to another rank is gone."
+    try:
+        yield
+    except RuntimeError as error:
+        if args.world_size == 1 or not between_ranks(error):
+            raise
+        reason = re.split(r"\.\s|\n", str(error))[0]
+        raise ConnectionError(
+            f"rank {args.process_index} of {args.world_size} lost the others after step {step()}: "
+            "one of them has ended, or did not answer within ddp_timeout; see what it printed "
+            f"last ({reason}). {what_is_safe(Path(str(args.output_dir)))}"
+        ) from error

@@ -42,18 +42,6 @@ logging.getLogger("DeepSpeed").addFilter(_is_news)
 # ---- Weights that are sharded ----
 
 
-def whole_state(model: nn.Module, keep: bool = True) -> dict[str, Tensor]:
-    "Its state dict on the host, with the weights that ZeRO-3 sharded whole; all ranks call it."
-    state, once = {}, {}  # tied weights stay tied
-    for name, weight in model.state_dict(keep_vars=True).items():
-        with gathered([weight]):
-            if keep and id(weight) not in once:
-                once[id(weight)] = weight.detach().cpu().clone()
-        if keep:
-            state[name] = once[id(weight)]
-    return state
-
-
 @contextmanager
 def unsharded(
     model: nn.Module,

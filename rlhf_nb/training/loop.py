@@ -22,8 +22,8 @@ from transformers.utils import logging
 
 from rlhf_nb.base.files import append_jsonl, write_text_atomic
 from rlhf_nb.forward import PolicyAndValue
-from rlhf_nb.rollout import Sampling
-from rlhf_nb.shaping import RunningMoments
+from rlhf_nb.moments import RunningMoments
+from rlhf_nb.sampling import Sampling
 from rlhf_nb.training.build import check_value_rate, split_groups
 from rlhf_nb.training.compat import published
 from rlhf_nb.training.config import PPOConfig

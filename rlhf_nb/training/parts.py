@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.base.opened import reads_end_to_end
 from rlhf_nb.forward import Forward, PolicyAndValue, cache_tokens
-from rlhf_nb.kl import AdaptiveKLController, FixedKLController
+from rlhf_nb.kl_control import AdaptiveKLController, FixedKLController
 from rlhf_nb.rollout import Sampling
 from rlhf_nb.training.config import PPOConfig
 from rlhf_nb.training.layout import Layout

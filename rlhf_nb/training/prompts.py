@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, StopStringCriteria
 from transformers.utils import logging
 
-from rlhf_nb.encoding import (
+from rlhf_nb.base.encoding import (
     Turns,
     encode_prompts,
     marked_pair,
@@ -25,7 +25,8 @@ from rlhf_nb.encoding import (
     turn_end,
 )
 from rlhf_nb.masks import left_pad
-from rlhf_nb.models import inside, pad_alone
+from rlhf_nb.models import inside
+from rlhf_nb.training.model_loading import pad_alone
 
 logger = logging.get_logger(__name__)
 PROMPT_COLUMNS = ("prompt", "input_ids", "attention_mask", "tools", "chat_template_kwargs")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rlhf_nb.base.sharding import gathered
 from rlhf_nb.forward import Forward
-from rlhf_nb.kl import response_full_kl
+from rlhf_nb.kl_control import response_full_kl
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.layout import Measure, Placed
 

@@ -23,7 +23,7 @@ from transformers.integrations import (
 from rlhf_nb import __version__
 from rlhf_nb.base.markdown import BREAK
 from rlhf_nb.checkpoint import model_card
-from rlhf_nb.models import ValueHead
+from rlhf_nb.forward import ValueHead
 from rlhf_nb.training.precision import half_trained
 from rlhf_nb.training.prompts import sets_of
 from rlhf_nb.training.resume import of_data
@@ -107,7 +107,7 @@ def describe_run(trainer: Any) -> str:
     memory = "recomputed" if recomputed else "kept"
     if args.offload_frozen:
         memory += ", reference and reward model in host memory between uses"
-    engine = f"sampling by vLLM ({args.vllm_mode}); " if args.use_vllm else ""
+    engine = "sampling by vLLM; " if args.use_vllm else ""
     critic = "no value model" if pair.value is None else "value model "
     if pair.value is not None:
         critic += parameter_counts(pair.value)

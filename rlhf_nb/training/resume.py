@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
+from rlhf_nb.base.encoding import encode_prompts
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.fields import settings_that_say
 from rlhf_nb.base.opened import attention_of
 from rlhf_nb.base.sharding import full_shape, sharded
 from rlhf_nb.checkpoint import MANIFEST, verify
-from rlhf_nb.encoding import encode_prompts
 
 NUMBER = re.compile(r"u?int\d|float|double|halffloat|bool")  # types of Arrow
 LEARNING_RATES = {"learning_rate", "value_learning_rate"}

@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.checkpoint import load_weights, save_policy, save_weights
 from rlhf_nb.forward import PolicyAndValue
-from rlhf_nb.models import merged
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.config import PPOConfig
+from rlhf_nb.training.model_loading import merged
 
 
 def with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

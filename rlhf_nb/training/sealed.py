@@ -30,14 +30,21 @@ from transformers.trainer_utils import has_length, rotate_checkpoints
 from transformers.utils import logging
 
 from rlhf_nb import __version__
-from rlhf_nb.base.lock import locked
 from rlhf_nb.base.sharding import full_tensor, of_first_rank, on_ranks
 from rlhf_nb.checkpoint import PARTIAL, seal, staged, verify
 from rlhf_nb.training.compat import with_metadata
-from rlhf_nb.training.folders import Stop, ended_early, logs_in, set_aside, start_of, writing
+from rlhf_nb.training.folders import (
+    Stop,
+    check_shared_disk,
+    ended_early,
+    logs_in,
+    lost_ranks,
+    run_lock,
+    set_aside,
+    start_of,
+    writing,
+)
 from rlhf_nb.training.hub import asking_for_repository, pushing
-from rlhf_nb.training.layout import whole_state
-from rlhf_nb.training.nodes import common_checkpoint, count_machines, lost_ranks, writing_models
 from rlhf_nb.training.optimizers import check_optimizer, inner_optimizer
 from rlhf_nb.training.precision import check_learns, warn_of_half
 from rlhf_nb.training.resume import (
@@ -155,8 +162,6 @@ class BetweenSteps(TrainerCallback):
 
 def bring_up(folder: Path) -> None:
     "What is in a folder, one level up, and the folder away."
-    for step in folder.glob("global_step*"):  # DeepSpeed names it on the first machine alone
-        (folder / "latest").write_text(step.name)
     for path in list(folder.iterdir()):
         path.rename(folder.parent / path.name)
     folder.rmdir()
@@ -285,13 +290,9 @@ class SealedTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         args, folder = self.args, Path(output_dir or self.output_dir)
-        if args.save_on_each_node and self.is_deepspeed_enabled:  # it gathers on the first rank
-            model = self.accelerator.unwrap_model(self.model)
-            state_dict = whole_state(model, args.should_save)
         if not args.should_save:
             return
-        with writing_models(args.save_on_each_node):
-            self.write_model(folder, state_dict)
+        self.write_model(folder, state_dict)
         card = self.card(folder)
         if card is not None:
             (folder / "README.md").write_text(card, encoding="utf-8")
@@ -360,9 +361,9 @@ class SealedTrainer(Trainer):
         with ExitStack() as inside:
             inside.enter_context(ended_early(folder, stop))
             inside.enter_context(lost_ranks(args, lambda: self.state.global_step))
-            machines = count_machines(args, self.is_fsdp_enabled)
-            start = common_checkpoint(folder, resume_from_checkpoint, machines)
-            on_ranks(args.should_save, lambda: inside.enter_context(locked(folder)))
+            check_shared_disk(args)
+            start = of_first_rank(resume_from_checkpoint)
+            on_ranks(args.should_save, lambda: inside.enter_context(run_lock(folder)))
             self.named, overwrite = self.identity(), getattr(args, "overwrite_output_dir", False)
             begin = partial(start_of, folder, start, overwrite, self.earlier)
             resume = on_ranks(args.should_save, begin)

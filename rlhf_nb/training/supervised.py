@@ -15,11 +15,11 @@ from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
+from rlhf_nb.base.encoding import turn_end
 from rlhf_nb.base.fields import Count, setting
 from rlhf_nb.base.loading import pretrained_tokenizer
-from rlhf_nb.encoding import turn_end
-from rlhf_nb.models import load_tokenizer
 from rlhf_nb.training.config import CheckedArguments, check_args
+from rlhf_nb.training.model_loading import load_tokenizer
 from rlhf_nb.training.prompts import as_data
 
 logger = logging.get_logger(__name__)

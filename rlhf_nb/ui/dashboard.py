@@ -26,7 +26,7 @@ from transformers.utils import logging
 from transformers.utils.notebook import NotebookProgressCallback
 
 from rlhf_nb.base.files import write_text_atomic
-from rlhf_nb.kl import AdaptiveKLController
+from rlhf_nb.kl_control import AdaptiveKLController
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.ui.explore import action_button, control, notebook_bundle, side_by_side

@@ -12,9 +12,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rlhf_nb.encoding import Turns
+from rlhf_nb.base.encoding import Turns
 from rlhf_nb.losses import policy_diagnostics
-from rlhf_nb.masks import score_sums
+from rlhf_nb.packing import score_sums
 from rlhf_nb.rollout import SIGNALS, TENSORS, Rollout
 from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.viz import signed_number

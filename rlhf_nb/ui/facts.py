@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Mapping
 from html import escape
 
-from rlhf_nb.tldr import FACTS, SLOT, TOLD
+from rlhf_nb.tldr import FACTS, SLOT
 from rlhf_nb.ui.html import Html, element, inline, visible
 from rlhf_nb.ui.viz import tint
+from rlhf_nb.world import TOLD
 
 _TOLD = [
     re.compile(

@@ -22,7 +22,7 @@ from torch import Tensor
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.loading import pretrained_tokenizer
 from rlhf_nb.base.terminal import harmless
-from rlhf_nb.masks import on_tokens
+from rlhf_nb.packing import on_tokens
 from rlhf_nb.rollout import SIGNALS, Rollout, token_texts
 from rlhf_nb.ui.run_files import Updates, episode_numbers, means_of, rollout_files
 

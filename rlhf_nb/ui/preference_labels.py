@@ -16,7 +16,7 @@ from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_nb.encoding import Turns
+from rlhf_nb.base.encoding import Turns
 from rlhf_nb.evaluate import win_rate_interval
 from rlhf_nb.training.completions import complete
 from rlhf_nb.training.prompts import turns_text

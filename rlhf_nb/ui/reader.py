@@ -21,7 +21,7 @@ from torch import Tensor
 from traitlets import Dict
 
 from rlhf_nb.base.files import write_text_atomic
-from rlhf_nb.masks import score_sums
+from rlhf_nb.packing import score_sums
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.tldr import SLOT, gold_judge
 from rlhf_nb.training.prompts import turns_of

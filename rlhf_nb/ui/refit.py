@@ -14,8 +14,8 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 
+from rlhf_nb.base.encoding import Turns
 from rlhf_nb.base.random_state import random_state_kept
-from rlhf_nb.encoding import Turns
 from rlhf_nb.evaluate import win_rate_interval
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.scoring import pair_margins

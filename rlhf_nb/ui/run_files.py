@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf_nb.base.files import read_jsonl
-from rlhf_nb.masks import last_token, on_tokens, score_sums
+from rlhf_nb.packing import last_token, on_tokens, score_sums
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.training.logs import logged_rows
 from rlhf_nb.training.metrics import LOG_NAMES

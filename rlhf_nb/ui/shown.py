@@ -35,14 +35,3 @@ def win_rate_markup(report: str) -> Html:
     "A win rate, the last line of its report, below what is needed to judge it."
     *lines, last = map(escape, report.split("\n"))
     return element("p", element("br").join([*lines, element("b", last)]))
-
-
-def plan_markup(
-    phases: Mapping[Any, Mapping[Any, float]],  # phase -> kind -> GiB
-    verdict: str,
-    advice: Mapping[Any, Any],  # column -> values; none where the run fits
-) -> str:
-    "The memory of each phase, whether it fits, and what to change where it does not."
-    changes = pd.DataFrame(advice).to_html(index=False) if advice else ""
-    table = pd.DataFrame(phases).to_html(float_format="{:.2f}".format)
-    return f"{table}{element('p', verdict)}{changes}"

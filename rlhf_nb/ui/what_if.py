@@ -12,7 +12,7 @@ from rlhf_nb.base.fields import check_fields
 from rlhf_nb.estimators import ESTIMATORS
 from rlhf_nb.gae import gae
 from rlhf_nb.kl import estimate_kl
-from rlhf_nb.masks import on_tokens
+from rlhf_nb.packing import on_tokens
 from rlhf_nb.ppo import final_scores, with_advantages
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.shaping import penalize_missing_eos

@@ -13,7 +13,7 @@ import pytest
 import torch
 from playwright.sync_api import Browser, Page
 
-from rlhf_nb.masks import on_tokens, score_sums
+from rlhf_nb.packing import on_tokens, score_sums
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.ui.html import module
 from rlhf_nb.ui.what_if import page_recipe, unpenalized, what_if

@@ -26,8 +26,8 @@ from test_viewer import write_run
 
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.masks import right_pad
-from rlhf_nb.models import train_bpe_tokenizer
 from rlhf_nb.rollout import SIGNALS, Rollout, Sample, texts_of
+from rlhf_nb.training.model_loading import train_bpe_tokenizer
 from rlhf_nb.ui.viewer import browse, view
 from rlhf_nb.ui.what_if import what_if
 from rlhf_nb.update import Objective

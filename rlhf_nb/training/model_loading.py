@@ -1,0 +1,475 @@
+"""The models of a run, from names, folders and adapters; each is checked as it is loaded."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    GPTNeoXConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import logging
+
+from rlhf_nb.base.custom import CustomScorer, as_scorer, linear_head
+from rlhf_nb.base.encoding import encode_prompts, plain_ids
+from rlhf_nb.base.loading import (
+    NOT_AT_THE_LAST,
+    check_policy,
+    check_scorer,
+    check_weights,
+    loading,
+    pretrained,
+    pretrained_tokenizer,
+    with_dtype,
+)
+from rlhf_nb.base.opened import embedding_rows, plain_layer
+from rlhf_nb.base.sharding import gathered, zero3_is_live
+from rlhf_nb.models import inside, scorer_from, scorer_head, sequence_scores
+
+logger = logging.get_logger(__name__)
+
+
+def train_tokenizer(
+    texts: Iterable[str],  # the vocabulary is built from them
+) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer with <pad>, <eos> and <unk>; `TL;DR:`, `POST:` and `r/name` are one
+    token each."""
+    tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(
+        Regex(r"TL;DR:|r/\w+|[A-Z]+:|\w+|[^\w\s]"), behavior="removed", invert=True
+    )
+    # joins words by a space, and punctuation without one
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)
+    trainer = trainers.WordLevelTrainer(
+        special_tokens=["<pad>", "<eos>", "<unk>"], show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
+    )
+
+
+def train_bpe_tokenizer(
+    texts: Iterable[str],  # the merges are learned from them
+    vocab_size: int = 1024,  # 256 bytes, <pad>, <eos>, and merges
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE with <pad> and <eos>; decoding restores any text exactly. `<eos>` written in a
+    text stays text."""
+    if vocab_size < 258:
+        raise ValueError(
+            f"vocab_size is {vocab_size}: give at least 258, for 256 bytes, <pad> and <eos>."
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<pad>", "<eos>"],
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        padding_side="left",
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def drop_long_rows(
+    data: Dataset,  # prompt and completion, or prompt, chosen and rejected
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: int | None = None,  # maximum tokens of a prompt; None: no limit
+    answer: int | None = None,  # maximum tokens of an answer, with its stop token
+) -> Dataset:
+    "The rows whose texts fit. Raises ValueError if none does."
+    rest = None if answer is None else answer - 1
+    limits = {
+        name: most
+        for name, most in dict(prompt=prompt, completion=rest, chosen=rest, rejected=rest).items()
+        if most is not None and name in data.column_names
+    }
+
+    def fits(rows: dict[str, list]) -> list[bool]:
+        counts = [
+            [
+                len(ids) <= most
+                for ids in (
+                    encode_prompts(rows[name], tokenizer)
+                    if name == "prompt"
+                    else plain_ids(rows[name], tokenizer)
+                )
+            ]
+            for name, most in limits.items()
+        ]
+        return [all(row) for row in zip(*counts)]
+
+    kept = data.filter(fits, batched=True) if limits else data
+    if len(data) and not len(kept):
+        raise ValueError(
+            f"none of {len(data)} rows fits into prompt={prompt} and answer={answer} tokens: "
+            "raise the limits, or train a tokenizer with a larger vocabulary."
+        )
+    return kept
+
+
+def tiny_config(
+    tokenizer: PreTrainedTokenizerBase,
+    hidden_size: int = 64,
+    num_hidden_layers: int = 2,
+    num_attention_heads: int = 8,
+    max_position_embeddings: int = 192,  # prompt and response together
+    initializer_range: float = 0.08,  # the default 0.02 is for widths in the thousands
+) -> GPTNeoXConfig:
+    "A GPT-NeoX (Pythia) small enough for a laptop's CPU."
+    return GPTNeoXConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=4 * hidden_size,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=num_attention_heads,
+        max_position_embeddings=max_position_embeddings,
+        initializer_range=initializer_range,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def tiny_policy(
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int = 0,
+    **sizes: int,  # of `tiny_config`
+) -> PreTrainedModel:
+    "A causal language model with random weights. The global random state is left as it was."
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(tiny_config(tokenizer, **sizes))
+
+
+def load_tokenizer(name_or_path: Any) -> PreTrainedTokenizerBase:
+    "A tokenizer that pads on the left, as prompts need. If it has no pad token, `[PAD]` is added."
+    tokenizer = name_or_path
+    if isinstance(tokenizer, (str, Path)):
+        tokenizer = pretrained_tokenizer(str(tokenizer), padding_side="left")
+    if not hasattr(tokenizer, "pad_token_id"):
+        kind = type(tokenizer).__name__
+        raise TypeError(f"processing_class is {kind}: give a tokenizer, its name, or its folder.")
+    if tokenizer.pad_token_id is None:
+        tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    return tokenizer
+
+
+def fit_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    "The same model, its embedding grown to hold all ids of the tokenizer, its pad token set."
+    return set_pad_token(with_rows(model, len(tokenizer)), tokenizer)
+
+
+def with_rows(model: PreTrainedModel, rows: int) -> PreTrainedModel:
+    """The same model, its embedding grown to `rows` if it has fewer; new rows are drawn from a
+    fixed seed."""
+    if rows <= embedding_rows(model):
+        return model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model.resize_token_embeddings(rows)
+    return model
+
+
+def pad_alone(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    "The pad token's id; None where it is the stop token as well, so that an id alone says nothing."
+    return None if tokenizer.pad_token_id == tokenizer.eos_token_id else tokenizer.pad_token_id
+
+
+def set_pad_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """The same model, its pad token set, whose row of the embedding learns like any other: it may
+    be the stop token's, which torch's `padding_idx` would hold fixed."""
+    model.config.pad_token_id = tokenizer.pad_token_id
+    embedding: Any = model.get_input_embeddings()
+    embedding.padding_idx = None
+    return model
+
+
+def add_pad_row(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    "The same model; if only the pad token is outside its embedding, a row is added and logged."
+    rows, pad = embedding_rows(model), pad_alone(tokenizer)
+    if {i for i in tokenizer.get_vocab().values() if i >= rows} == {pad} and pad == rows:
+        logger.warning(
+            f"the pad token's id {pad} is one past the embedding of {type(model).__name__}: "
+            "a row was added for it."
+        )
+        with_rows(model, rows + 1)
+    return model
+
+
+def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """The same model, its pad token set. Raises ValueError if the tokenizer has ids beyond the
+    embedding."""
+    rows = embedding_rows(add_pad_row(model, tokenizer))
+    if len(tokenizer) > rows:
+        raise ValueError(
+            f"the tokenizer has ids 0 to {len(tokenizer) - 1} (pad: {tokenizer.pad_token_id}) and "
+            f"the model's embedding rows 0 to {rows - 1}: set resize_embeddings=True, or call "
+            f"model.resize_token_embeddings({len(tokenizer)}) first."
+        )
+    return set_pad_token(model, tokenizer)
+
+
+# a file in an adapter's folder, which has no model config to store the centre in
+CENTER = "reward_center.json"
+
+
+def load_whole(kind: Any, name: str, **kwargs: Any) -> tuple[PreTrainedModel, bool]:
+    """A model by name or folder, in float32 unless `dtype` is given, and whether it had its head.
+    An adapter's folder gives its base model, which may be one too, with the adapter merged in."""
+    kwargs = with_dtype(kwargs, torch.float32)  # transformers defaults to the saved dtype
+    if not (Path(name) / "adapter_config.json").is_file():
+        return pretrained(kind, name, **kwargs)
+    peft = _peft()
+    config = peft.PeftConfig.from_pretrained(name)
+    if config.base_model_name_or_path is None or config.is_prompt_learning:
+        raise ValueError(
+            f"{name} holds an adapter ({config.peft_type.value}) on "
+            f"{config.base_model_name_or_path or 'a model without a name'}, which cannot be merged "
+            "into a model from here: give SFTTrainer the peft.PeftModel itself; PPO and reward "
+            "models need an adapter inside the layers, such as LoraConfig."
+        )
+    base, has_head = load_whole(kind, config.base_model_name_or_path, **kwargs)
+    config.task_type = None  # a classifier is grown from a language model's adapter as well
+    embedding = plain_layer(base.get_input_embeddings())
+    (part,) = (part for part, layer in base.named_modules() if layer is embedding)
+    with loading(name, "adapter"):
+        saved = {key: weight.shape for key, weight in peft.load_peft_weights(name, "cpu").items()}
+        rows = [
+            x[0] for key, x in saved.items() if re.search(rf"\b{part}(\.base_layer)?\.weight$", key)
+        ]
+        with_rows(base, max(rows, default=0))  # they may have grown for a pad token
+        model = merged(peft.PeftModel.from_pretrained(base, name, config=config))
+    model.requires_grad_(True)  # as any model that was loaded; peft has frozen it
+    model.name_or_path = model.config.name_or_path = name  # what the next adapter is put on
+    if (kept := Path(name) / CENTER).is_file():
+        model.config.reward_center = json.loads(kept.read_text())
+    return model, has_head or any(re.search(r"\b(score|classifier)\.", key) for key in saved)
+
+
+def _named(given: Any, what: str) -> str | None:
+    "A name or folder as text; None: it is a model. Raises TypeError on anything else."
+    if not isinstance(given, (str, Path, nn.Module)):
+        raise TypeError(f"the {what} is {given!r}: give a model, a name on the hub, or a folder.")
+    return None if isinstance(given, nn.Module) else str(given)
+
+
+def load_policy(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
+    """A causal language model from a name, a folder, or itself. `kwargs` go to `from_pretrained`;
+    without a `dtype` among them, weights are float32 however they were saved. Raises ValueError
+    on an encoder-decoder."""
+    name = _named(name_or_path, "policy")
+    model = name_or_path if name is None else load_whole(AutoModelForCausalLM, name, **kwargs)[0]
+    check_policy(model)
+    check_weights(model)
+    return model
+
+
+def fresh_head(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
+    """The same scorer with a new head, N(0, 1/sqrt(d + 1)), as in `scorer_from`. The global random
+    state is left as it was."""
+    head = scorer_head(model)
+    with torch.random.fork_rng(devices=[]), gathered(head, write=True):
+        torch.manual_seed(seed)
+        nn.init.normal_(head.weight, std=(head.in_features + 1) ** -0.5)
+        if head.bias is not None:
+            nn.init.zeros_(head.bias)
+    return model
+
+
+def load_scorer(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
+    """A sequence classifier with one label: a reward or value model, loaded as by `load_policy`; or
+    a module with a `score` and a body named by its `base_model_prefix`. A language model's folder
+    gets a new head, which is logged. Raises ValueError on anything else, and on more than one
+    label."""
+    name, model = _named(name_or_path, "reward or value model"), name_or_path
+    if name is not None:
+        kind = AutoModelForSequenceClassification
+        model, has_head = load_whole(kind, name, num_labels=1, **kwargs)
+        if not has_head:
+            logger.warning(
+                f"{name} has no head of a reward or value model, so it starts with a new one. "
+                "(With save_value_model, a run keeps its value model in the folder value/ beside "
+                "its policy.)"
+            )
+            fresh_head(model)
+    model = as_scorer(model)
+    if not isinstance(model, CustomScorer) and model.config.num_labels != 1:
+        raise ValueError(
+            f"the reward or value model has num_labels={model.config.num_labels}, but "
+            "it must return one number for each token: load it with num_labels=1."
+        )
+    check_scorer(model)
+    check_weights(model)
+    _check_reads_last(model)
+    return model
+
+
+@torch.no_grad()
+def load_reward_model(
+    model: Any,  # a classifier with one label, a causal model, or the name or folder of either
+    seed: int = 0,  # of a new head
+    **kwargs: Any,  # of `from_pretrained`
+) -> PreTrainedModel:
+    "A reward model; if it had no head, it gets a new one, N(0, 1/sqrt(d + 1))."
+    if not isinstance(model, (str, Path)):
+        given: Any = inside(model)
+        known = hasattr(given, "get_output_embeddings")
+        causal = known and given.get_output_embeddings() is not None
+        if causal and hasattr(model, "peft_config"):  # as the adapter has trained it
+            model = merged(copy.deepcopy(model))
+        return scorer_from(model, seed) if causal else load_scorer(model)
+    kind = AutoModelForSequenceClassification
+    loaded, has_head = load_whole(kind, str(model), num_labels=1, **kwargs)
+    scorer = load_scorer(loaded)
+    return scorer if has_head else fresh_head(scorer, seed)
+
+
+def _check_reads_last(model: Any) -> None:
+    """Raises ValueError if a classifier's score is not the output of its head at the last token,
+    as where a pooler is between them."""
+    if not isinstance(model, PreTrainedModel) or zero3_is_live():
+        return
+    ids = torch.tensor([[i for i in range(5) if i != model.config.pad_token_id]])
+    ids, ours = ids.to(model.device), getattr(model.config, "reward_center", 0.0)
+    was_training = model.training
+    model.eval()
+    ours = ours + sequence_scores(model, ids, torch.ones_like(ids))
+    own = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, 0].float()
+    model.train(was_training)
+    if not torch.allclose(own, ours, rtol=0.05, atol=0.05, equal_nan=True):
+        raise ValueError(
+            f"{type(model).__name__} does not read its score at the last token: it returns "
+            f"{own.item():.3f}, and its head gives {ours.item():.3f} there. {NOT_AT_THE_LAST}"
+        )
+
+
+def _peft() -> Any:
+    "The library peft. Raises ImportError if it is not installed."
+    try:
+        import peft
+    except ImportError as error:
+        raise ImportError(
+            "adapters need the library peft: pip install peft, or leave peft_config out."
+        ) from error
+    return peft
+
+
+def with_adapter(
+    model: PreTrainedModel,
+    peft_config: Any,  # of peft, such as LoraConfig(r=8); it is not changed. None: no adapter
+    seed: int = 0,  # of the adapter's initial weights; the global random state is left as it was
+) -> nn.Module:  # a peft.PeftModel around the same model, whose own weights are frozen
+    """The model with a new adapter; the head of a reward or value model is trained as well. Raises
+    ValueError if it already has one or cannot have this one, TypeError if peft_config is not a
+    configuration of peft."""
+    if peft_config is None:
+        for part in model.modules():
+            if isinstance(kept := getattr(part, "kwargs", None), dict):
+                kept.pop("tied_adapter", None)  # by which peft ties weights: it cannot be copied
+        return model
+    if not isinstance(peft_config, _peft().PeftConfig):
+        raise TypeError(
+            f"peft_config is {type(peft_config).__name__}: give a configuration of peft, such as "
+            "LoraConfig(r=8)."
+        )
+    if hasattr(model, "peft_config"):
+        raise ValueError(
+            "the model already has an adapter and peft_config would add another: leave peft_config "
+            "out to train the one it has, or merge it first, model.merge_and_unload()."
+        )
+    scorer = linear_head(model) is not None
+    task, own = "SEQ_CLS" if scorer else "CAUSAL_LM", copy.deepcopy(peft_config)
+    if own.task_type not in (None, task) or (scorer and own.is_prompt_learning):
+        raise ValueError(
+            f"the adapter's config is {type(own).__name__}(task_type={own.task_type!r}): "
+            f"{type(model).__name__} takes one of task_type={task!r}, or without a task_type"
+            f"{', that puts no virtual tokens in front of a text' * scorer}."
+        )
+    own.task_type = task  # of SEQ_CLS, peft trains the head too
+    own.inference_mode = False  # which a saved adapter's config says
+    if (Path(getattr(model, "name_or_path", "")) / "adapter_config.json").is_file():
+        logger.warning(
+            f"the adapter is put on {model.name_or_path}, which is an adapter itself: load_policy, "
+            "load_scorer and the commands merge one after the other, and peft alone loads only the "
+            "last one. For others, save a merged model (save_merged=True of PPOConfig)."
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return with_adapter(_peft().get_peft_model(model, own), None)
+
+
+def merged(model: Any) -> PreTrainedModel:
+    """A PEFT model's inner model, its adapter merged into the weights. An embedding and a head that
+    are tied, and that the adapter made different, are so no more, nor layers that it repeats."""
+    if not hasattr(model, "merge_and_unload"):
+        raise ValueError(
+            f"the adapter of {type(model).__name__} cannot be merged into its weights: give one of "
+            "peft.get_peft_model that is inside the layers, such as LoraConfig(r=8)."
+        )
+    inner: Any = inside(model)
+    layers = inner.get_input_embeddings(), inner.get_output_embeddings()
+    embedding, head = map(plain_layer, layers)
+    if head is not None and head.weight is embedding.weight and layers != (embedding, head):
+        head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+    kept = {id(x) for layer in layers if layer is not None for x in layer.parameters()}
+    tied: set[int] = set()
+    for part in inner.modules():  # layers that an adapter repeats have weights in common
+        for name, weight in [*part.named_parameters(recurse=False)]:
+            if id(weight) in tied - kept:
+                setattr(part, name, nn.Parameter(weight.detach().clone(), requires_grad=False))
+            tied.add(id(weight))
+    full: PreTrainedModel = model.merge_and_unload()
+    embedding, head = full.get_input_embeddings(), full.get_output_embeddings()
+    if head is not None and head.weight is not embedding.weight:
+        for config in (full.config, full.config.get_text_config()):
+            config.tie_word_embeddings = False
+    return full
+
+
+def check_vocabulary(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,  # of the model, for the message
+    written: int = 0,  # how many ids the policy can generate, if there is one
+) -> None:
+    """Raises ValueError if the tokenizer or the policy has ids that the model has no embedding
+    for; only the pad token may be outside."""
+    rows = embedding_rows(model)
+    highest = max(i for i in tokenizer.get_vocab().values() if i != pad_alone(tokenizer))
+    if highest >= rows:
+        raise ValueError(
+            f"the {name} has an embedding for ids 0 to {rows - 1}, but the tokenizer's ids go up "
+            f"to {highest}: use a {name} that was trained with this tokenizer."
+        )
+    if written > rows:
+        raise ValueError(
+            f"the {name} has an embedding for ids 0 to {rows - 1}, but the policy can generate "
+            f"ids up to {written - 1}: set resize_embeddings=True, or call its "
+            f"resize_token_embeddings({written})."
+        )
