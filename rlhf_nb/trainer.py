@@ -164,7 +164,7 @@ class PPOTrainer(UpdateTrainer):
             refuse_step()
         self.prepare()
         batch, times = self.next_batch() if batch is None else batch, [time.perf_counter()]
-        with lower_layers_once(self.policy):
+        with lower_layers_once(self.pair.policy):
             r = self.rollout(batch)
             times.append(time.perf_counter())
             r = self.score(r)

@@ -153,7 +153,8 @@ class UpdateTrainer(SealedTrainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         "Trainer's; the value model's parameters get their own learning rate where it is set."
         made = self.optimizer is None
-        check_value_rate(self.args, None if self.prepared else self.optimizer)
+        if not made and not self.prepared:  # one that was set since the trainer was made
+            check_value_rate(self.args, self.optimizer)
         super().create_optimizer(model)
         if made and self.args.value_learning_rate is not None:
             split_groups(self.optimizer, self.model.value, self.args.value_learning_rate)
