@@ -12,9 +12,11 @@ from rlhf_nb.trainer import PPOConfig, PPOTrainer
 transformers.training_args.is_torch_bf16_gpu_available = lambda: (
     True
 )  # the recipes ask for bf16; transformers wants to see a GPU first, unless use_cpu is set
-folder = sys.argv[1]
+folder, gpu = sys.argv[1], os.environ.get("RECIPE_ON") == "gpu"
 device = (
-    dict(ddp_backend="gloo", bf16=True)
+    {}
+    if gpu
+    else dict(ddp_backend="gloo", bf16=True)
     if "ACCELERATE_USE_DEEPSPEED" in os.environ
     else dict(use_cpu=True)
 )  # use_cpu would turn DeepSpeed off, without a word

@@ -20,6 +20,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import after_ppo
 import common
+import ppo_side
 import ppo_vs_trl as bench
 
 SIZES = bench.SMALL | dict(
@@ -114,9 +115,12 @@ def test_dice_give_each_rollout_the_lengths(leaves):
     ("side", "changes", "said"),
     [
         ("peer", dict(steps=1), "1 optimizer steps"),
+        ("ours", dict(steps=8), "8 optimizer steps"),
         ("ours", dict(real=WANTED["real"] - 1), "real tokens"),
+        ("peer", dict(real=WANTED["real"] - 16), "wanted"),
         ("ours", dict(drawn=7), "drew 7"),
         ("ours", dict(computed=10**6), "positions"),
+        ("ours", dict(computed=WANTED["real"] - 20), "positions"),
         ("peer", dict(computed=WANTED["real"]), "wanted"),
     ],
 )
@@ -126,6 +130,18 @@ def test_other_work_is_refused(side, changes, said):
         bench.check_equal(
             SIZES, {"ours": [update()], "peer": [update()], side: [update(**changes)]}
         )
+
+
+# catches: refusing work that nobody reads being left out: padding, and the last token of a row
+def test_padding_and_last_tokens_may_be_left_out():
+    less = WANTED["real"] - 2 * 8
+    bench.check_equal(
+        SIZES,
+        dict(
+            ours=[update(computed=WANTED["real"]), update(real=less, computed=less)],
+            peer=[update()],
+        ),
+    )
 
 
 # catches: a count that forgets the value model, the backward pass, the epochs or a matrix, that
@@ -172,6 +188,48 @@ def test_necessary_flops_are_those_that_torch_counts(everywhere):
     assert bench.necessary_flops(s, everywhere) == pytest.approx(
         counter.get_total_flops() - over, rel=0.01
     )
+
+
+# catches: ratios upside down, medians over the wrong side, and shares that leave out the time
+def test_summary():
+    found = dict(
+        ours=[update(seconds=x) for x in (1.0, 2.0, 9.0)],
+        peer=[update(seconds=x, update_seconds=3.0) for x in (4.0, 6.0, 9.0)],
+        peer_no_gc=[update(seconds=3.0)] * 3,
+    )
+    kept = results(found)
+    run = kept["runs"][0]
+    assert run["episodes_per_second"]["ours"] == 4.0 and run["times_faster"] == dict(
+        peer=3.0, peer_no_gc=1.5
+    )
+    assert run["times_faster_in_update"]["peer"] == 3.0
+    assert run["share_of_rate"]["peer"]["own_shapes"] == pytest.approx(
+        bench.necessary_flops(SIZES) / 3e9
+    )
+    json.dumps(kept)
+
+
+# catches: an update's time that takes in the rollout, or leaves out the first forward pass
+def test_the_update_begins_with_the_first_forward_that_learns(monkeypatch):
+    monkeypatch.setattr(
+        ppo_side, "register_optimizer_step_post_hook", lambda hook: None
+    )  # it would stay for all tests
+    model = torch.nn.Sequential(torch.nn.Embedding(8, 2))
+    model.get_input_embeddings = lambda: model[0]
+    counts, clock, ids = (
+        ppo_side.Counts(model, "cpu"),
+        iter((0.0, 20.0, 27.0, 30.0)),
+        torch.ones(2, 3, dtype=torch.long),
+    )
+    counts.now = lambda: next(clock)
+    counts.begin()
+    with torch.no_grad():
+        model(ids)  # the rollout's: neither timed nor counted
+    model(ids)
+    model(ids)  # a forward of the second epoch, behind the first one's backward
+    counts.stepped()
+    told = counts.told()
+    assert told["update_seconds"] == 7.0 and told["seconds"] == 30.0 and counts.computed == 12
 
 
 # catches: our trainer taking other steps or tokens than the peer is held to; hooks that no longer

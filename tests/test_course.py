@@ -136,6 +136,14 @@ def takes_half_an_hour(page: Page) -> list[str]:
 # ---- What is in the way ----
 
 
+def defined(node: ast.stmt) -> str:
+    "The name that a statement gives to something, if any."
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return node.name
+    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    return target.id if isinstance(target, ast.Name) else ""
+
+
 def imports_are_folded(page: Page) -> list[str]:
     "Cells of imports alone, and the one that names the module."
     kinds = (ast.Import, ast.ImportFrom)
@@ -421,6 +429,57 @@ def path() -> list[Page]:
     "The pages of the path, in the order of reading."
     by_number = {path.stem[:2]: path for path in PATHS}
     return [page(by_number[number]) for numbers in PATH.values() for number in numbers]
+
+
+def made(pages: list[Page]) -> dict[str, set[str]]:
+    """The pages that export each name, such as `masks.whiten`; with ` More` behind the page's name
+    if the cell is below that heading."""
+    homes: dict[str, set[str]] = {}
+    for page in pages:
+        begun = "".join(re.findall(r"^#\| default_exp (\w+)", page.source, re.M)[:1])
+        path_ends = len(at_more(page.nb)[0]["cells"])
+        for cell in page.code:
+            if not (export := re.search(r"^#\|\s*exports?\b *(\w*)", cell.source, re.M)):
+                continue
+            home = page.name + " More" * (cell.number >= path_ends)
+            for node in cell.body:
+                targets = node.targets if isinstance(node, ast.Assign) else [node]
+                found = [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+                for name in found if isinstance(node, ast.Assign) else [defined(node)]:
+                    homes.setdefault(f"{export[1] or begun}.{name}", set()).add(home)
+    return homes
+
+
+def unbuilt(path: list[Page], homes: dict[str, set[str]]) -> list[str]:
+    """Names that the path part of a page uses, that neither it nor an earlier path part exports,
+    and whose page it does not link to."""
+    problems, earlier = [], set()
+    for page in path:
+        earlier.add(page.name)
+        above = Page(page.name, at_more(page.nb)[0])
+        text = "\n".join(cell.source for cell in above.texts)
+        nodes = [n for cell in above.code for s in cell.body for n in ast.walk(s)]
+        used = {n.id for n in nodes if isinstance(n, ast.Name)}
+        for node in nodes:
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
+                "rlhf_nb"
+            ):
+                continue
+            module = node.module.removeprefix("rlhf_nb").removeprefix(".")
+            for alias in node.names:
+                where = homes.get(f"{module}.{alias.name}", set())
+                if (alias.asname or alias.name) not in used or not where or where & earlier:
+                    continue
+                if not any(f"{home.removesuffix(' More')}.ipynb" in text for home in where):
+                    problems.append(f"{page.name}: {alias.name} of {', '.join(sorted(where))}")
+    return problems
+
+
+# catches: a path part that calls what only More, or a page off the path, builds, without a link
+def test_the_path_builds_what_it_uses():
+    homes = made([page(path) for path in NOTEBOOKS])
+    assert "02_masks" in "".join(homes["masks.response_mask"])
+    assert not (problems := unbuilt(path(), homes)), "\n".join(problems)
 
 
 # catches: a kept picture with the colours or the steps of an older drawing

@@ -6,15 +6,18 @@ The whole site is built once. What must fail is planted on small sites of three 
 
 from __future__ import annotations
 
+import ast
 import html
 import importlib
 import inspect
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LIB = "rlhf_nb"
 sys.path.insert(0, str(ROOT / "docs"))
 import links
+import reference
 
 PAGES = list(NOTEBOOKS)
 SECTIONS = {"Start here": "nbs", "The course": "course", "Labs": "labs", "Reference": "reference"}
@@ -179,6 +183,16 @@ def test_no_word_of_a_page_is_lost(soups):
     assert not lost
 
 
+# catches: a drawing that a reader who cannot see it is not told about
+def test_the_picture_of_the_loop_has_its_words(soups):
+    for page in PAGES:
+        outputs = [o.get("data", {}) for cell in cells_of(page) for o in cell.get("outputs", [])]
+        drawings = ["".join(data["image/svg+xml"]) for data in outputs if "image/svg+xml" in data]
+        labels = [html.unescape(re.search(r'aria-label="([^"]*)"', d)[1]) for d in drawings]
+        shown = soups[page].select("div.cell_output img[src$='.svg']")
+        assert [img["alt"] for img in shown] == labels, page
+
+
 # catches: code of a page that is not shown, directives that are, a hidden cell that is shown, an
 # output that is lost
 def test_the_code_of_a_page_is_shown(soups):
@@ -213,6 +227,49 @@ def test_what_the_package_exports_is_on_the_front_page(soups):
     assert {code.get_text() for code in line.select("a code")} == set(
         importlib.import_module(LIB).__all__
     )
+
+
+def beside_parameters(module: str) -> Iterator[tuple[str, str]]:
+    """Of each exported function, and each method of an exported class that has a docstring: the
+    comments between `def` and the body."""
+    source = inspect.getsource(importlib.import_module(f"{LIB}.{module}"))
+    comments = {
+        t.start[0]: t.string.lstrip("# ")
+        for t in tokenize.generate_tokens(io.StringIO(source).readline)
+        if t.type == tokenize.COMMENT
+    }
+    exported = public(module)
+    for node in ast.parse(source).body:
+        inside = (
+            [node]
+            if isinstance(node, ast.FunctionDef)
+            else [part for part in getattr(node, "body", []) if isinstance(part, ast.FunctionDef)]
+            if isinstance(node, ast.ClassDef)
+            else []
+        )
+        for function in inside:
+            if node.name in exported and (
+                function is node
+                or function.name == "__init__"
+                or (not function.name.startswith("_") and ast.get_docstring(function))
+            ):
+                yield from (
+                    (function.name, comments[line])
+                    for line in range(function.lineno, function.body[0].lineno)
+                    if line in comments and not comments[line].startswith("type: ignore")
+                )
+
+
+# catches: comments beside parameters that are not read: those alone on a line, those of the
+# returned value, those of a class, those of inherited settings
+def test_comments_beside_parameters_are_in_the_reference(soups):
+    bare = lambda text: re.sub(r"[\s`]", "", text)
+    lost = []
+    for module in [*MODULES, *PLAIN]:
+        shown = bare(soups[f"api/{module}"].select_one("article").get_text())
+        said = beside_parameters(module)
+        lost += [(module, name, comment) for name, comment in said if bare(comment) not in shown]
+    assert not lost
 
 
 # catches: settings declared in a private part of a class, a hundred arguments of transformers in
@@ -411,6 +468,28 @@ def test_what_is_wrong_does_not_go_through(builds, what):
     assert (place / "site" / "index.html").exists() == (what == "nothing")
 
 
+# catches: a link into the repository that stays relative, a heading that cannot be linked to
+def test_links_of_a_good_page_lead_where_they_should(builds):
+    page = (builds["nothing"].result()[1] / "site" / "01_good.html").read_text(encoding="utf-8")
+    assert (
+        'href="https://github.com/rlhf-nb/rlhf_nb/blob/main/settings.ini"' in page
+        and 'href="#a-part"' in page
+        and 'href="index.html"' in page
+    )
+
+
+# catches: a folder of somebody's work that is removed to make room
+def test_a_folder_that_is_no_site_is_left_alone(tmp_path):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "thesis.txt").write_text("mine")
+    done = built(small(tmp_path / "root"), tmp_path)
+    assert (
+        done.returncode
+        and "holds no site" in done.stderr
+        and (tmp_path / "site" / "thesis.txt").read_text() == "mine"
+    )
+
+
 # catches: a page that is built, and that no menu leads to
 def test_a_page_left_out_of_the_menu_is_told(tmp_path):
     (tmp_path / "index.html").write_text('<a href="a.html">a</a>')
@@ -433,6 +512,22 @@ def test_the_form_of_an_address():
         ("javascript:alert(1)", False),
     ):
         assert bool(links.ill_formed(href)) == (not good), href
+
+
+# catches: `|x|`, `*x*`, `x_` or a dash in front read as markup; an arXiv number that is no link
+@pytest.mark.parametrize(
+    "text, markup",
+    [
+        ("|logr|: a distance", r"\|logr\|: a distance"),
+        ("-logr: unbiased", r"\-logr: unbiased"),
+        ("(gamma * lam)^l", r"(gamma \* lam)^l"),
+        ("with_ and x_", r"with\_ and x\_"),
+        ("arXiv 2403.17031", "`arXiv 2403.17031 <https://arxiv.org/abs/2403.17031>`__"),
+        ("see https://a.org/b_*c", "see https://a.org/b_*c"),
+    ],
+)
+def test_a_docstring_is_plain_text(text, markup):
+    assert reference.plain(text) == markup
 
 
 # ---- In a browser, without a network ----

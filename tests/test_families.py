@@ -23,98 +23,31 @@ from rlhf_nb.training.model_loading import load_policy
 V, T = 40, 6
 LENGTHS = (3, 9, 1, 14)  # of the prompts; windows and blocks below are 4 to 8 tokens
 
-# One table for all: whatever of it a family's config knows.
-SMALL: dict[str, Any] = dict(
-    vocab_size=V,
-    vocab_size_per_layer_input=V,
-    max_position_embeddings=64,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=1,
-    # widths and layers
-    hidden_size=32,
-    d_model=32,
-    n_embd=32,
-    embedding_size=32,
-    word_embed_proj_dim=32,
-    attention_hidden_size=32,
-    hidden_size_per_layer_input=8,
-    intermediate_size=64,
-    n_inner=64,
-    ffn_dim=64,
-    decoder_ffn_dim=64,
-    encoder_ffn_dim=64,
-    d_ff=64,
-    ffn_hidden_size=64,
-    num_hidden_layers=2,
-    n_layer=2,
-    decoder_layers=2,
-    encoder_layers=1,
-    num_attention_heads=4,
-    n_head=4,
-    num_heads=4,
-    decoder_attention_heads=4,
-    encoder_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    sliding_window=6,
-    attention_window_size=8,
-    dropout=0.0,
-    attention_dropout=0.0,
-    decoder_layerdrop=0.0,
-    # experts
-    num_experts=4,
-    num_local_experts=4,
-    n_routed_experts=4,
-    moe_num_experts=4,
-    num_experts_per_tok=2,
-    moe_topk=2,
-    n_shared_experts=1,
-    num_shared_experts=1,
-    zero_expert_num=1,
-    n_group=1,
-    topk_group=1,
-    first_k_dense_replace=1,
-    moe_intermediate_size=16,
-    shared_expert_intermediate_size=16,
-    expert_ffn_hidden_size=16,
-    # latent attention
-    q_lora_rank=16,
-    kv_lora_rank=16,
-    o_lora_rank=16,
-    o_groups=2,
-    qk_nope_head_dim=8,
-    qk_rope_head_dim=8,
-    qk_head_dim=16,
-    v_head_dim=8,
-    index_head_dim=16,
-    index_n_heads=2,
-    index_topk=64,
-    # recurrent parts
-    mamba_n_heads=8,
-    mamba_num_heads=8,
-    mamba_d_head=8,
-    mamba_head_dim=8,
-    mamba_headdim=8,
-    mamba_d_state=8,
-    mamba_d_ssm=64,
-    mamba_dt_rank=4,
-    mamba_n_groups=1,
-    mamba_expand=2,
-    mamba_chunk_size=4,
-    expand=2,
-    n_groups=1,
-    chunk_size=4,
-    state_size=8,
-    ssm_state_size=8,
-    time_step_rank=4,
-    linear_num_key_heads=2,
-    linear_num_value_heads=2,
-    linear_key_head_dim=8,
-    linear_value_head_dim=8,
-    linear_head_dim=8,
-    lru_width=32,
-)
+# Sizes by value, for all: a family's config gets those that it knows.
+BY_VALUE: dict[Any, str] = {
+    V: "vocab_size vocab_size_per_layer_input",
+    0: "pad_token_id",
+    1: """bos_token_id eos_token_id encoder_layers n_shared_experts num_shared_experts
+    zero_expert_num n_group topk_group first_k_dense_replace mamba_n_groups n_groups""",
+    2: """num_hidden_layers n_layer decoder_layers num_key_value_heads num_experts_per_tok moe_topk
+    o_groups index_n_heads mamba_expand expand linear_num_key_heads linear_num_value_heads""",
+    4: """num_attention_heads n_head num_heads decoder_attention_heads encoder_attention_heads
+    num_experts num_local_experts n_routed_experts moe_num_experts mamba_dt_rank mamba_chunk_size
+    chunk_size time_step_rank""",
+    6: "sliding_window",
+    8: """hidden_size_per_layer_input head_dim attention_window_size qk_nope_head_dim
+    qk_rope_head_dim v_head_dim mamba_n_heads mamba_num_heads mamba_d_head mamba_head_dim
+    mamba_headdim mamba_d_state state_size ssm_state_size linear_key_head_dim linear_value_head_dim
+    linear_head_dim""",
+    16: """moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size q_lora_rank
+    kv_lora_rank o_lora_rank qk_head_dim index_head_dim""",
+    32: """hidden_size d_model n_embd embedding_size word_embed_proj_dim attention_hidden_size
+    lru_width""",
+    64: """max_position_embeddings intermediate_size n_inner ffn_dim decoder_ffn_dim encoder_ffn_dim
+    d_ff ffn_hidden_size index_topk mamba_d_ssm""",
+}
+SMALL = {name: value for value, names in BY_VALUE.items() for name in names.split()}
+SMALL |= dict(dropout=0.0, attention_dropout=0.0, decoder_layerdrop=0.0)
 BOTH = ["linear_attention", "full_attention"]
 LATENT: dict[str, Any] = dict(head_dim=..., num_key_value_heads=4)  # ...: as the family has it
 DECODER = dict(is_decoder=True)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from ppo_fixtures import need_deepspeed, saved_base
 
 import rlhf_nb
@@ -25,6 +26,12 @@ SAYS = dict(
     ddp="2 processes, DDP (MULTI_CPU), cpu, float32",
     zero2="2 processes, DeepSpeed ZeRO-2 (DEEPSPEED), cpu, bf16",
     zero3="2 processes, DeepSpeed ZeRO-3 (DEEPSPEED), cpu, bf16",
+)
+ON_GPUS = dict(
+    ddp="2 processes, DDP (MULTI_GPU), cuda",
+    fsdp2="2 processes, FSDP2 (FSDP), cuda",
+    zero2="2 processes, DeepSpeed ZeRO-2 (DEEPSPEED), cuda",
+    zero3="2 processes, DeepSpeed ZeRO-3 (DEEPSPEED), cuda",
 )
 
 
@@ -83,4 +90,20 @@ def test_fsdp_on_a_cpu_is_refused(folder):
         done.returncode != 0
         and "ACCELERATE_USE_FSDP is 'true' and what runs is 2 processes, DDP (MULTI_CPU)"
         in done.stderr
+    ), done.stdout[-2000:] + done.stderr[-4000:]
+
+
+# catches: a recipe that asks for what no GPU run gets
+@pytest.mark.parametrize("recipe", sorted(ON_GPUS))
+@pytest.mark.skipif(
+    torch.cuda.device_count() < 2,
+    reason="needs two GPUs: Accelerate gives FSDP to GPUs alone (tests/test_two_processes.py runs "
+    "its layout on a CPU), and NCCL wants one for each process",
+)
+def test_the_recipe_runs_on_two_gpus(recipe, folder):
+    if "zero" in recipe:
+        need_deepspeed()
+    done = launch(recipe, folder, RECIPE_ON="gpu")
+    assert (
+        done.returncode == 0 and done.stdout.count(ON_GPUS[recipe]) == 1 and "bf16" in done.stdout
     ), done.stdout[-2000:] + done.stderr[-4000:]

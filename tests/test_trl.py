@@ -265,6 +265,14 @@ def test_train_with_peft_config_prompt_tuning(made, name):
 # ---- Models, tokenizers, settings ----
 
 
+# catches: an object that came from a folder, asked for the tokenizer that is in that folder
+@pytest.mark.parametrize("kind", [RewardTrainer, SFTTrainer])
+def test_train_model(made, hub, kind):
+    auto = AutoModelForCausalLM if kind is SFTTrainer else AutoModelForSequenceClassification
+    model = auto.from_pretrained(hub / ("qwen2" if kind is SFTTrainer else "scorer"))
+    check_changed(made(kind, model=model))
+
+
 @pytest.mark.parametrize("kind", [RewardTrainer, SFTTrainer])
 def test_init_with_training_arguments(hub, tmp_path, kind):
     args = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, learning_rate=0.5)

@@ -293,6 +293,8 @@ def test_the_blind_spot_is_named_with_its_numbers():
     seen = dict(who=0.95, why=0.8)
     text = blind_sentence(dict(probe_by_slot=seen, probe_pairs=dict.fromkeys(seen, 286)))
     assert "beats guessing on every fact" in text and "“why” (80.0 % of 286 pairs)" in text
+    old = blind_sentence(dict(probe_by_slot=shares))  # a run that kept no number of pairs
+    assert "weakest on “when”: right in 52.0 %" in old and "cannot" not in old
     assert blind_sentence({}) == ""
 
 

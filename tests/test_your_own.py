@@ -142,6 +142,22 @@ def test_every_branch_runs(place, command, capsys, monkeypatch):
         assert merged.num_parameters() == start.num_parameters()
 
 
+# catches: a start from a chat model that later commands cannot go on from
+@pytest.mark.slow
+def test_a_chat_model_goes_down_the_same_tree(place, monkeypatch):
+    lines = Path("chat.jsonl").read_text(encoding="utf-8").splitlines()
+    Path("test.jsonl").write_text("\n".join(lines[:6]), encoding="utf-8")
+    new = {"runs/sft": "chat_model", "data.jsonl": "chat.jsonl", "runs/ppo": "runs/chat"}
+    commands = [command for _, command in BRANCHES]
+    find = lambda text: next(x for x in commands if text in x)
+    shutil.rmtree("runs")
+    for command in (*map(find, ("kept_pairs", "CHAT_MODEL", "runs/rloo")), *commands[-3:]):
+        line = typed(command)
+        for before, after in new.items():
+            line = line.replace(before, after)
+        assert run(line) == 0, line
+
+
 # catches: a block that is not read as commands, of which no test would then know
 def test_the_page_has_its_questions_and_commands():
     assert len(QUESTIONS) == 4 and len(BRANCHES) == 15
@@ -257,6 +273,17 @@ def test_conversations_need_a_template(refused, command, monkeypatch):
     assert "holds conversations, and the tokenizer has no chat template: give text, or" in message
     flag = "--chat_template_path" if command in ("sft", "reward") else "--tokenizer_name_or_path"
     assert flag in message
+
+
+@pytest.mark.parametrize("column", ["prompt", "completion"])
+def test_a_tokenizer_is_not_made_of_what_is_no_text(refused, column):
+    Path("bad").mkdir()
+    talk = [dict(role="user", content="hello")]
+    write_rows(Path("bad/talk.jsonl"), [GOOD | {column: talk}])
+    line = (
+        f"rlhf-nb sft --dataset_name bad/talk.jsonl --from_scratch --output_dir run {FAST['sft']}"
+    )
+    assert f"the {column} of row 0 is [{{'content': 'hello'" in refused(line)
 
 
 # catches: a batch that no whole group fits, prompts that do not fill one batch, an end of the data

@@ -39,7 +39,7 @@ CHANGEABLE = [x for x in settings_that_say(PPOConfig, "update", "rewards") if x 
 UNUSED = {*settings_that_say(PPOConfig, "run", "refused", "compiler", "unreplayed")}
 AFTER = {  # numbers of one forward pass after the update, in words
     "after/approxkl": "KL between the policy before and after the update",
-    "after/clipfrac": "share of tokens outside the clip range after it",
+    "after/clipfrac": "share of tokens that are clipped after it",
 }
 
 

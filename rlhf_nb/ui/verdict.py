@@ -219,7 +219,11 @@ def blind_sentence(
     if not shares:
         return ""
     text = "Shown a perfect summary and a copy with one fact wrong, the reward model"
-    if blind := near_chance(shares, pairs):
+    weakest = min(shares, key=lambda slot: shares[slot])
+    if set(pairs) != set(shares):  # how many there were is not known
+        right = f"right in {percent(shares[weakest])}, where guessing gives 50 %."
+        text += f" is weakest on “{weakest}”: {right}"
+    elif blind := near_chance(shares, pairs):
         rates, most = sorted(shares[slot] for slot in blind), max(pairs[slot] for slot in blind)
         span = percent(rates[0]) + f" to {percent(rates[-1])}" * (len(rates) > 1)
         text += (
@@ -227,7 +231,6 @@ def blind_sentence(
             f"in {span} of up to {most:,} pairs each, and the 95 % interval contains 50 %."
         )
     else:
-        weakest = min(shares, key=lambda slot: shares[slot])
         text += (
             f" beats guessing on every fact; it is weakest on “{weakest}” "
             f"({percent(shares[weakest])} of {pairs[weakest]:,} pairs)."
