@@ -33,8 +33,8 @@ from rlhf_nb.cli.ppo import ppo_parser, trainer_of
 from rlhf_nb.gains import crossed_gain
 from rlhf_nb.real import Sentiment, everyday_requests, sampled_pairs, to_the_point
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.training.build import as_reference
 from rlhf_nb.training.model_loading import load_policy, load_tokenizer
+from rlhf_nb.training.reference import as_reference
 
 KEPT = Path(__file__).parent / "results" / "real_model.json"
 RECIPES = dict(rule="smollm2_positive.yaml", learnt="smollm2_learnt.yaml")

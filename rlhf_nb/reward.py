@@ -43,7 +43,6 @@ from rlhf_nb.preferences import (
     preference_metrics,
 )
 from .sft import check_lengths, quiet_bars, tokenizer_of
-from .training.loop import SealedTrainer
 from rlhf_nb.training.model_loading import (
     CENTER,
     add_adapter,
@@ -53,6 +52,7 @@ from rlhf_nb.training.model_loading import (
 )
 from .training.prompts import rows_of
 from .training.reporting import hub_name
+from .training.sealed import SealedTrainer
 from rlhf_nb.training.supervised import (
     SupervisedConfig,
     answer_ids,

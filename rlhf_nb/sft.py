@@ -50,9 +50,9 @@ from .base.opened import embedding_rows, reads_end_to_end
 from .base.sharding import gathered
 from .masks import right_pad
 from .models import inside
-from .training.loop import SealedTrainer
 from .training.model_loading import add_adapter, fit_embeddings, load_policy
 from .training.prompts import rows_of
+from .training.sealed import SealedTrainer
 from rlhf_nb.training.supervised import (
     SupervisedConfig,
     check_finite,

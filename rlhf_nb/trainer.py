@@ -5,15 +5,13 @@
 # %% ../nbs/reference/48_trainer.ipynb #c46ab9e2
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,63 +22,51 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from transformers.utils import logging
 
 from .base.lower_layers import lower_layers_once
-from .base.opened import reads_end_to_end
-from .checkpoint import load_weights, save_policy, save_weights
+from .base.noise import without_noise
+from .base.opened import embedding_rows
 from .estimators import ESTIMATORS, equal_groups, loss_weights
-from .forward import Forward, PolicyAndValue, cache_tokens
+from .forward import PolicyAndValue
 from .judges import Answers, judges_of
 from .kl import estimate_kl
-from .kl_control import AdaptiveKLController, FixedKLController, response_full_kl
-from .moments import RunningMoments
 from .packing import score_sums
 from .ppo import estimate_advantages, final_scores, mini_batches, ppo_loss
 from .rollout import Rollout, Sample, texts_of
-from .sampling import Sampling
 from rlhf_nb.training.build import (
-    as_reference,
-    build_models,
+    build_critic,
+    build_policy,
+    build_reference,
     check_given,
-    check_value_rate,
+    fit_judges,
     readers,
-    split_groups,
     try_models,
 )
 from .training.compat import old_names, refuse_step
-from rlhf_nb.training.completions import (
-    Completions,
-    complete,
-    join_ranks,
-    report_completions,
-)
+from .training.completions import Completions, complete, join_ranks, report_completions
 from .training.config import PPOConfig, check_args, check_estimator
 from .training.engines import CachedEngine, Engine, VLLMEngine
-from .training.layout import Layout, Measure, Placed, layer_by_layer
+from .training.layout import layer_by_layer
 from .training.loop import UpdateTrainer
-from .training.model_loading import load_tokenizer, merge_adapter
-from .training.precision import half_trained
+from .training.model_loading import load_tokenizer
+from .training.parts import make_sampling
 from rlhf_nb.training.prompts import (
+    PromptReader,
     as_batch,
     as_data,
-    check_lengths,
-    checked,
     collate_prompts,
     prompt_columns,
     read_prompts,
     sets_of,
     settings_of,
-    stop_texts,
-    stop_tokens,
     turns_text,
-    warn_of_turns,
 )
-from .training.reporting import parameter_counts, ppo_card, reference_name
-from .training.resume import of_ppo, surroundings
-from .update import Metrics, Objective, engine_metrics, update_metrics
+from .training.reference import Reference
+from .training.saving import save_rollout
+from .update import Metrics, Objective, charge, engine_metrics, objective_at, update_metrics
 
 logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['logger', 'make_engine', 'with_prefix', 'PPOTrainer']
+__all__ = ['logger', 'make_engine', 'PPOTrainer', 'Evaluator']
 
 # %% ../nbs/reference/48_trainer.ipynb #79072e08
 def make_engine(
@@ -104,37 +90,6 @@ def make_engine(
         rank,
         ranks,
     )
-
-
-def _describe(args: PPOConfig, pair: PolicyAndValue, layout: Layout, reference: str) -> str:
-    "What runs, on what, and in which precision, in one line."
-    device = layout.device.type
-    if device == "cuda":
-        device = f"{device} ({torch.cuda.get_device_name(layout.device)})"
-    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
-    if layout.in_place and (half := half_trained(pair)):  # DeepSpeed keeps float32 besides
-        precision += f" (weights that learn in {' and '.join(half)})"
-    recomputed = args.activation_checkpointing or args.gradient_checkpointing
-    memory = "recomputed" if recomputed else "kept"
-    if args.offload_frozen:
-        memory += ", reference and reward model in host memory between uses"
-    engine = "sampling by vLLM; " if args.use_vllm else ""
-    critic = "no value model" if pair.value is None else "value model "
-    if pair.value is not None:
-        critic += parameter_counts(pair.value)
-    return (
-        f"PPO: {args.num_total_batches} updates of {args.batch_size} responses, each "
-        f"{args.num_ppo_epochs} epochs x {args.num_mini_batches} mini-batches of "
-        f"{args.mini_batch_size}, micro-batches of {args.per_device_train_batch_size}; "
-        f"{layout.describe()}, {device}, {precision}, activations {memory}; {engine}"
-        f"reference: {reference}; "
-        f"trained parameters: policy {parameter_counts(pair.policy)}, {critic}."
-    )
-
-# %% ../nbs/reference/48_trainer.ipynb #439b1c7b
-def with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    "The weights under a prefix, without it."
-    return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
 
 # %% ../nbs/reference/48_trainer.ipynb #446ff236
 @old_names
@@ -168,35 +123,23 @@ class PPOTrainer(UpdateTrainer):
         check_given(args, model, peft_config, optimizers[0])
         model = args.sft_model_path if model is None else model
         reward_model = args.reward_model_path if reward_model is None else reward_model
-        own = None if reward_processing_class is None else load_tokenizer(reward_processing_class)
         tokenizer = load_tokenizer(model if processing_class is None else processing_class)
-        self.judges = judges_of(args, reward_model, own)
-        self.ref_given = ref_model is not None
-        given = model, ref_model, reward_model, value_model, peft_config, value_peft_config
-        pair, self.ref_model = build_models(args, tokenizer, self.judges, *given)
-        stops = () if args.stop_strings else stop_tokens(tokenizer, args.stop_token_id, pair.policy)
-        self.sampling_settings = Sampling(
-            args.response_length,
-            tokenizer.pad_token_id,
-            stops,
-            args.temperature,
-            args.top_k,
-            args.top_p,
-            stop_texts(tokenizer, args.stop_strings),
-        )
-        read = readers(pair, self.judges)
-        fits = self.check_lengths = partial(check_lengths, models=read, answer=args.response_length)
-        takers = self.judges.functions if data_collator is None else {}
-        self.checked = partial(checked, tokenizer=tokenizer, check=fits, functions=takers)
-        train_dataset = self.checked(train_dataset, "train_dataset")
-        eval_dataset = self.checked(eval_dataset, "eval_dataset")
-        self.judges.check_columns(train_dataset, *sets_of(eval_dataset).values())
-        self.moments, self.since_log = RunningMoments(), defaultdict(list)
-        self.controller = FixedKLController(args.kl_coef)
-        if args.kl_controller == "adaptive":
-            self.controller = AdaptiveKLController(args.kl_coef, args.kl_target, args.kl_horizon)
+        other = reward_processing_class
+        judges = judges_of(args, reward_model, None if other is None else load_tokenizer(other))
+        policy = build_policy(args, tokenizer, model, peft_config)
+        self.ref_model = build_reference(args, tokenizer, policy, model, ref_model)
+        fit_judges(args, tokenizer, judges, embedding_rows(policy))
+        given = judges, reward_model, value_model, value_peft_config
+        pair = PolicyAndValue(policy, build_critic(args, tokenizer, policy, *given))
+        self.judges, self.ref_given = judges, ref_model is not None
+        self.sampling_settings = make_sampling(args, tokenizer, policy)
+        takers = judges.functions if data_collator is None else {}
+        self.prompts = PromptReader(tokenizer, readers(pair, judges), args.response_length, takers)
+        train_dataset = self.prompts.load(train_dataset, "train_dataset")
+        eval_dataset = self.prompts.load(eval_dataset, "eval_dataset")
+        judges.check_columns(train_dataset, *sets_of(eval_dataset).values())
         super().__init__(
-            pair,
+            without_noise(pair),
             args,
             data_collator=data_collator or partial(collate_prompts, tokenizer=tokenizer),
             train_dataset=train_dataset,
@@ -206,14 +149,11 @@ class PPOTrainer(UpdateTrainer):
             callbacks=callbacks,
             optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
         )
-        self.layout = Layout(self.accelerator, args.offload_frozen)
-        self.args.set_sizes(None if train_dataset is None else len(train_dataset))
-        self.forward = self.make_forward()
-        self.engine = make_engine(args, pair.policy, tokenizer, self.sampling)
-        self.judges.place(self.layout)
-        self.reference: Placed = self.adapter_off
-        if self.ref_model is not None:
-            self.reference = self.layout.place(self.ref_model)
+        self.engine = make_engine(args, policy, tokenizer, self.sampling)
+        self.evaluator = Evaluator(self)
+        judges.place(self.layout)
+        placed = None if self.ref_model is None else self.layout.place(self.ref_model)
+        self.reference = Reference(lambda: self.policy, args.ref_adapter_name, placed)
         try_models(args, pair, self.reference, self.layout)
 
     # ---- one update ----
@@ -224,14 +164,14 @@ class PPOTrainer(UpdateTrainer):
             refuse_step()
         self.prepare()
         batch, times = self.next_batch() if batch is None else batch, [time.perf_counter()]
-        with lower_layers_once(self.policy):
+        with lower_layers_once(self.pair.policy):
             r = self.rollout(batch)
             times.append(time.perf_counter())
             r = self.score(r)
             times.append(time.perf_counter())
             r = self.advantages(r)
             if self.args.save_rollouts:
-                self.save_rollout(r)
+                save_rollout(r, self.args, self.update_count)
             metrics = self.update(r)
             times.append(time.perf_counter())
         for i, phase in enumerate(("rollout", "score", "update")):
@@ -246,7 +186,7 @@ class PPOTrainer(UpdateTrainer):
         "Sample a response to each prompt; log-probs of policy and reference, their KL, and values."
         args, tokenizer = self.args, self.processing_class
         self.layout.check_ready(self.prepared)
-        batch = as_batch(batch, tokenizer, args.num_generations, self.check_lengths)
+        batch = as_batch(batch, tokenizer, args.num_generations, self.prompts.check_lengths)
         ids, mask = (batch[name].to(self.layout.device) for name in ("prompt_ids", "prompt_mask"))
         with self.layout.own_stream(args.seed, self.update_count):
             sampled, engine_logprobs = self.sample(ids, mask)
@@ -266,21 +206,23 @@ class PPOTrainer(UpdateTrainer):
                 update=self.update_count,
                 episode=self.episode_count,
                 seed=args.seed,
-                kl_coef=self.controller.value,
                 temperature=args.temperature,
             ),
-            objective=asdict(self.live_objective),
         )
-        outputs = lambda part: self.forward(self.model_wrapped, part)[::2]
-        measure = lambda part: tuple(x for x in outputs(part) if x is not None)
-        logprobs, *values = self.forward.over(r, measure)  # no values without a value model
+
+        def measure(part: Rollout) -> tuple[Tensor, ...]:
+            now = self.forward(self.model_wrapped, part)
+            return (now.logprobs,) if now.values is None else (now.logprobs, now.values)
+
+        logprobs, *values = self.forward.over(r, measure)
         ref_logprobs = self.reference(lambda model: self.forward.logprobs(model, r))
-        return r.with_(
+        r = r.with_(
             logprobs=logprobs,
             ref_logprobs=ref_logprobs,
             kl=self.kl(r, logprobs, ref_logprobs),
             values=values[0] * r.mask if values else None,
         )
+        return charge(r, args, self.controller.value)
 
     @torch.no_grad()
     def score(self, r: Rollout) -> Rollout:
@@ -303,7 +245,7 @@ class PPOTrainer(UpdateTrainer):
         last = self.last_values(r) if self.args.bootstrap_truncated else None
         return estimate_advantages(
             r,
-            self.live_objective,
+            self.objective_for(r),
             num_generations=self.args.num_generations,
             last_value=last,
             reduce=self.layout.sum,
@@ -334,11 +276,10 @@ class PPOTrainer(UpdateTrainer):
 
     # ---- the parts of it ----
 
-    @property
-    def live_objective(self) -> Objective:
-        "What this update optimises: the settings, with the controller's present kl_coef."
-        settings = {f.name: getattr(self.args, f.name) for f in fields(Objective)}
-        return Objective(**settings | dict(kl_coef=self.controller.value))
+    def objective_for(self, r: Rollout) -> Objective:
+        "What an update on a rollout optimises: the settings, and the kl_coef that it was charged."
+        charged = r.objective or dict(kl_coef=self.controller.value)  # None: made by hand
+        return objective_at(self.args, charged["kl_coef"])
 
     def sample(self, prompt_ids: Tensor, prompt_mask: Tensor) -> tuple[Sample, Tensor | None]:
         "Responses, cut to the longest, and the engine's own log-probs if it has any."
@@ -355,34 +296,13 @@ class PPOTrainer(UpdateTrainer):
         "Ids [B, T] of a response to each prompt; what `predict` returns."
         return self.sample(prompt_ids, prompt_mask)[0].response_ids
 
-    def predict(self, *given: Any, **more: Any) -> Any:
-        "Trainer's: a response to each prompt, the same ones for the same seed and update."
-        with self.layout.stream(self.args.seed, self.update_count):
-            return super().predict(*given, **more)
-
     def kl(self, r: Rollout, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         "KL per token [B, T] by the estimator, zero on padding."
-        if self.args.kl_estimator == "full":
-            return self.full_kl(r)
-        estimate = estimate_kl(logprobs, ref_logprobs, self.args.kl_estimator)
-        return estimate.masked_fill(~r.mask, 0.0)
-
-    def full_kl(self, r: Rollout) -> Tensor:
-        "KL per token [B, T], summed over the vocabulary."
-        policy, shared = self.pair.policy, self.ref_model is None
-        adapter = self.args.ref_adapter_name
-        off = partial(as_reference, policy, adapter) if shared else nullcontext
-        place = (lambda measure: measure(policy)) if shared else self.reference
-
-        def exact(reference: nn.Module, part: Rollout) -> tuple[Tensor]:
-            t = self.args.temperature
-            kl = response_full_kl(
-                policy, reference, *part.sequences, temperature=t, ref_context=off
-            )
-            return (kl,)
-
+        if self.args.kl_estimator != "full":
+            estimate = estimate_kl(logprobs, ref_logprobs, self.args.kl_estimator)
+            return estimate.masked_fill(~r.mask, 0.0)
         with layer_by_layer(self.model_wrapped):
-            return place(lambda model: self.forward.over(r, partial(exact, model))[0])
+            return self.reference.full_kl(self.forward, r)
 
     def last_values(self, r: Rollout) -> Tensor:
         "The value after the last token [B], 0 for rows that stopped by themselves."
@@ -397,7 +317,7 @@ class PPOTrainer(UpdateTrainer):
     def gradients(self, model: nn.Module, r: Rollout, rows: Tensor) -> dict[str, float]:
         """Backward through every micro-batch of a mini-batch; returns the sums to log, over all
         ranks. Raises FloatingPointError on a loss that is not finite."""
-        args, objective = self.args, self.live_objective
+        args, objective = self.args, self.objective_for(r)
         sums: dict[str, Any] = defaultdict(float)
         warming = self.update_count < args.value_warmup_updates
         entropy = "learn" if args.entropy_coef and not warming else "look"
@@ -449,7 +369,7 @@ class PPOTrainer(UpdateTrainer):
 
     def metrics(self, r: Rollout, sums: dict[str, float], norms: list[float]) -> Metrics:
         "Means over real tokens or episodes of all ranks."
-        metrics = update_metrics(r, self.live_objective, sums, norms, self.layout.sum)
+        metrics = update_metrics(r, self.objective_for(r), sums, norms, self.layout.sum)
         if r.engine_logprobs is not None:
             cap, ranks = self.args.importance_sampling_cap, self.layout
             metrics |= engine_metrics(r, r.engine_logprobs, cap, ranks.sum, ranks.largest)
@@ -463,59 +383,10 @@ class PPOTrainer(UpdateTrainer):
 
     # ---- the models ----
 
-    @property
-    def pair(self) -> PolicyAndValue:
-        "Policy and value model, without what the layout puts around them."
-        model = self.model
-        return model if isinstance(model, PolicyAndValue) else self.accelerator.unwrap_model(model)
-
-    @property
-    def policy(self) -> Any:
-        return self.pair.policy
-
-    @property
-    def reward_model(self) -> Any:
-        "The judge, where there is one alone."
-        judges = list(self.judges.judges.values())
-        return judges[0] if len(judges) == 1 else None
-
-    def make_forward(self) -> Forward:
-        "How this run calls its models."
-        args, trim, tokens = self.args, self.args.trim_padding, self.args.micro_batch_tokens
-        if trim is None:
-            trim = self.layout.in_float32(self.model) or reads_end_to_end(self.pair.policy)
-        if tokens is None and self.layout.device.type == "cpu":
-            width = self.pair.config.get_text_config().hidden_size
-            tokens = cache_tokens(width, torch.get_num_threads())
-        if self.layout.fixed_parts:
-            tokens = None
-        return Forward(
-            args.temperature,
-            args.local_rollout_forward_batch_size,
-            tokens,
-            trim,
-            self.accelerator.autocast,
-            self.layout.most,
-        )
-
-    def adapter_off(self, measure: Measure) -> Any:
-        "`measure(reference)`, where the reference is the policy without its adapter."
-        with as_reference(self.pair.policy, self.args.ref_adapter_name):
-            return measure(self.pair.policy)
-
     def sampling(self) -> AbstractContextManager:
         "Inside, the policy can be called token after token, in the precision of the update."
         pair, gather = self.pair, self.args.ds3_gather_for_generation
         return self.layout.sampling(pair.policy, pair.value, self.model_wrapped, gather)
-
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        "Trainer's; the value model's parameters get their own learning rate where it is set."
-        made = self.optimizer is None
-        check_value_rate(self.args, None if self.prepared else self.optimizer)
-        super().create_optimizer(model)
-        if made and self.args.value_learning_rate is not None:
-            split_groups(self.optimizer, self.model.value, self.args.value_learning_rate)
-        return self.optimizer
 
     # ---- completions ----
 
@@ -536,150 +407,116 @@ class PPOTrainer(UpdateTrainer):
     ) -> dict[str, float]:
         """Near-greedy, scored completions of evaluation prompts: a table, a file, and their means,
         as `sample_score` of the first `rows` and `eval_score` of all."""
-        metrics: dict[str, float] = {}
-        data = self.eval_dataset if data is None else self.checked(data, "data")
-        for name, prompts in sets_of(data).items():
-            if sampling:
-                prompts = prompts.select(range(min(rows, len(prompts))))
-            completions = self.score_completions(prompts, progress=not sampling)
-            kind = metric_key_prefix or ("sample" if sampling else "eval")
-            metrics |= report_completions(self, completions, kind, name)
-        return metrics
-
-    def score_completions(self, data: Dataset, progress: bool) -> Completions:
-        """Completions with their scores; each rank does its share, except where ZeRO-3 needs all
-        ranks."""
-        args, policy, tokenizer = self.args, self.pair.policy, self.processing_class
-        apart = args.world_size > 1 and not self.layout.zero3
-        if apart:
-            data = data.select(range(args.process_index, len(data), args.world_size))
-        columns, completions = prompt_columns(data), Completions([], [], [], [])
-        others = {name: data[name][:] for name in data.column_names if name not in columns}
-        own = isinstance(self.engine, CachedEngine)
-        if not own:
-            self.engine.sync(policy)
-        with self.sampling() if own else nullcontext():
-            if len(data):  # there may be fewer rows than ranks
-                texts, rows = read_prompts(columns, tokenizer)
-                completions = complete(
-                    policy,
-                    tokenizer,
-                    rows,
-                    args.response_length,
-                    0.01,
-                    self.sampling_settings.stop_ids,
-                    self.rows_at_a_time(len(data)),
-                    seed=args.seed,
-                    stop_strings=self.sampling_settings.stop_strings,
-                    on_batch=self.count_evaluated if progress else lambda: None,
-                    engine=None if own else self.engine,
-                )
-                completions = replace(completions, prompts=texts)
-        c, given = completions, columns.get("prompt", ())
-        answers = Answers(
-            c.prompts,
-            c.texts,
-            c.stopped,
-            columns=others,
-            conversations=given,
-            settings=settings_of(columns),
-            ids=c.ids,
-            lengths=c.lengths,
-        )
-        scores = self.judges.score_answers(answers, tokenizer).tolist()
-        shown = [*map(turns_text, given)] or c.prompts
-        scored = replace(c, prompts=shown, ids=[], scores=scores)
-        return join_ranks(gather_object([scored])) if apart else scored
-
-    def rows_at_a_time(self, rows: int) -> int:
-        "Of an evaluation: another engine makes batches of its own."
-        most = self.args.local_rollout_forward_batch_size
-        return most if isinstance(self.engine, CachedEngine) else max(1, rows)
-
-    def count_evaluated(self) -> None:
-        "One batch of an evaluation is done: callbacks, a progress bar among them, hear of it."
-        handler = self.callback_handler
-        self.control = handler.on_prediction_step(self.args, self.state, self.control)
+        data = self.eval_dataset if data is None else self.prompts.load(data, "data")
+        kind = metric_key_prefix or ("sample" if sampling else "eval")
+        return self.evaluator.report(data, kind, rows if sampling else None)
 
     def evaluate(
-        self,
-        eval_dataset: Any = None,
-        ignore_keys: Any = None,
-        metric_key_prefix: str = "eval",
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         "Completions of the whole evaluation set and their mean score; of each set, if several."
         data = self.eval_dataset if eval_dataset is None else as_data(eval_dataset)
         if data is None:
             raise ValueError("there are no evaluation prompts: give the trainer an eval_dataset.")
-        rows = sum(map(len, sets_of(data).values()))
-        if not self.layout.zero3:
-            rows = math.ceil(rows / self.args.world_size)  # of this rank
-        batches = range(math.ceil(rows / self.rows_at_a_time(rows)))  # the length of a progress bar
-        self.callback_handler.eval_dataloader = batches
+        self.callback_handler.eval_dataloader = self.evaluator.batches(data)
         metrics = self.generate_completions(False, 0, data, metric_key_prefix)
         handler = self.callback_handler
         self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    # ---- saving ----
+# %% ../nbs/reference/48_trainer.ipynb #e7a10002
+class Evaluator:
+    """What a trainer's policy writes to evaluation prompts, near-greedy and by a fixed seed, and
+    what the judges give for it."""
 
-    def train(self, *given: Any, **more: Any) -> Any:
-        "`Trainer.train`; its first line says what runs, on what, and in which precision."
-        if self.is_world_process_zero():
-            (logger.info if self.args.disable_tqdm else print)(self.describe())
-            stops = self.sampling_settings.stop_ids
-            warn_of_turns(self.train_dataset, self.processing_class, stops)
-        return super().train(*given, **more)
+    def __init__(self, trainer: PPOTrainer):
+        self.trainer = trainer
 
-    def describe(self) -> str:
-        "What runs, on what, and in which precision."
-        return _describe(self.args, self.pair, self.layout, reference_name(self))
+    @property
+    def own_sampler(self) -> bool:
+        "Whether the package's own engine samples; another one makes batches of its own."
+        return isinstance(self.trainer.engine, CachedEngine)
 
-    def save_rollout(self, r: Rollout) -> None:
-        "Under output_dir/rollouts, a file a rank."
-        folder = self.output_dir / "rollouts"
-        folder.mkdir(parents=True, exist_ok=True)
-        rank = f"-rank{self.args.process_index}" if self.args.world_size > 1 else ""
-        r.save(folder / f"update-{self.update_count:05d}{rank}.safetensors")
+    def rows_at_a_time(self, rows: int) -> int:
+        "Of so many, how many make a batch."
+        most = self.trainer.args.local_rollout_forward_batch_size
+        return most if self.own_sampler else max(1, rows)
 
-    def named_models(self) -> dict[str, Any]:
-        "Policy, value model, reference, judges, tokenizers and stop tokens, for `identity`."
-        return of_ppo(self)
+    def batches(self, data: Any) -> range:
+        "The batches of this rank: the length of a progress bar."
+        rows = sum(map(len, sets_of(data).values()))
+        if not self.trainer.layout.zero3:
+            rows = math.ceil(rows / self.trainer.args.world_size)
+        return range(math.ceil(rows / self.rows_at_a_time(rows)))
 
-    def card(self, folder: Path) -> str:
-        return ppo_card(self, self.output_dir.name)
+    def count_batch(self) -> None:
+        "One batch is done: callbacks, a progress bar among them, hear of it."
+        t = self.trainer
+        t.control = t.callback_handler.on_prediction_step(t.args, t.state, t.control)
 
-    def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
-        """The policy alone, with tokenizer and generation config; in a checkpoint, and where
-        save_value_model is set, the value model too, in value/."""
-        pair, of_value = self.pair, None
-        policy = pair.policy
-        if state is not None:  # gathered from all ranks
-            of_value = with_prefix(state, "value.")
-            state = with_prefix(state, "policy.")
-        if self.args.save_merged and self.stage is None and hasattr(policy, "peft_config"):
-            policy = copy.deepcopy(policy)
-            if state is not None:
-                policy.load_state_dict(state)
-            policy, state = merge_adapter(policy), None
-        stops = self.sampling_settings.stop_ids
-        save_policy(policy, self.processing_class, folder, state, stop_ids=stops)
-        keep = self.stage is not None or self.args.save_value_model
-        if keep and pair.value is not None:
-            save_weights(pair.value, folder / "value", of_value)
+    def report(
+        self,
+        data: Any,  # one set of prompts, or several by name
+        kind: str,  # eval or sample, in the names of metrics and files
+        rows: int | None = None,  # of each set, the first ones, without progress; None: all
+    ) -> dict[str, float]:
+        "Completions as a table, a file, and their means."
+        metrics: dict[str, float] = {}
+        for name, prompts in sets_of(data).items():
+            if rows is not None:
+                prompts = prompts.select(range(min(rows, len(prompts))))
+            completions = self.complete(prompts, progress=rows is None)
+            metrics |= report_completions(self.trainer, completions, kind, name)
+        return metrics
 
-    def read_model(self, folder: Path, model: Any) -> None:
-        load_weights(model.policy, folder)
-        if model.value is not None:
-            load_weights(model.value, folder / "value")
+    def complete(self, data: Dataset, progress: bool = False) -> Completions:
+        "Completions with their scores; each rank does its share, or under ZeRO-3 all of them."
+        args, layout = self.trainer.args, self.trainer.layout
+        shared = args.world_size > 1 and not layout.zero3
+        if shared:
+            data = data.select(range(args.process_index, len(data), args.world_size))
+        columns = prompt_columns(data)
+        answers = self.sample(columns, len(data), progress)
+        scores = self.score(data, columns, answers)
+        shown = [*map(turns_text, columns.get("prompt", ()))] or answers.prompts
+        scored = replace(answers, prompts=shown, ids=[], scores=scores)
+        return join_ranks(gather_object([scored])) if shared else scored
 
-    def run_state(self) -> dict[str, Any]:
-        made = surroundings(self.pair, self.forward, self.layout.device)
-        controller, moments = self.controller.state_dict(), self.moments.state_dict()
-        return dict(controller=controller, moments=moments, made=made)
+    def sample(self, columns: Mapping[str, Any], rows: int, progress: bool) -> Completions:
+        "One answer to each prompt."
+        t = self.trainer
+        if not self.own_sampler:
+            t.engine.sync(t.policy)
+        with t.sampling() if self.own_sampler else nullcontext():
+            if not rows:  # there may be fewer than ranks
+                return Completions([], [], [], [])
+            texts, ids = read_prompts(columns, t.processing_class)
+            answers = complete(
+                t.policy,
+                t.processing_class,
+                ids,
+                t.args.response_length,
+                0.01,
+                t.sampling_settings.stop_ids,
+                self.rows_at_a_time(rows),
+                seed=t.args.seed,
+                stop_strings=t.sampling_settings.stop_strings,
+                on_batch=self.count_batch if progress else lambda: None,
+                engine=None if self.own_sampler else t.engine,
+            )
+        return replace(answers, prompts=texts)
 
-    def restore_run_state(self, state: dict[str, Any]) -> None:
-        self.controller.load_state_dict(state["controller"])
-        if "kl_coef" in self.changed:
-            self.controller.set(self.args.kl_coef)
-        self.moments.load_state_dict(state["moments"])
+    def score(self, data: Dataset, columns: Mapping[str, Any], answers: Completions) -> list[float]:
+        "What the judges give for each answer."
+        others = {name: data[name][:] for name in data.column_names if name not in columns}
+        texts = Answers(
+            answers.prompts,
+            answers.texts,
+            answers.stopped,
+            columns=others,
+            conversations=columns.get("prompt", ()),
+            settings=settings_of(columns),
+            ids=answers.ids,
+            lengths=answers.lengths,
+        )
+        return self.trainer.judges.score_answers(texts, self.trainer.processing_class).tolist()

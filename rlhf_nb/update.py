@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from .packing import last_token, on_tokens, score_sums
 from .rollout import Rollout
 
 # %% auto #0
-__all__ = ['Objective', 'Metrics', 'update_metrics', 'engine_metrics']
+__all__ = ['Objective', 'objective_at', 'charge', 'Metrics', 'update_metrics', 'engine_metrics']
 
 # %% ../nbs/reference/45_update.ipynb #a1a0a7f4
 @dataclass
@@ -145,6 +145,18 @@ class Objective:
     def kl_coef_of_rewards(self) -> float:
         "What a nat costs in the rewards: kl_coef, or 0 where the KL is in the loss."
         return self.kl_coef if self.kl_in == "reward" else 0.0
+
+# %% ../nbs/reference/45_update.ipynb #45a00002
+def objective_at(settings: Any, kl_coef: float) -> Objective:
+    "The objective of a run's settings, with the kl_coef that a rollout is charged."
+    values = {f.name: getattr(settings, f.name) for f in fields(Objective)}
+    return Objective(**values | dict(kl_coef=kl_coef))
+
+
+def charge(r: Rollout, settings: Any, kl_coef: float) -> Rollout:
+    "The same rollout with its objective made anew: the settings, and this kl_coef."
+    objective = asdict(objective_at(settings, kl_coef))
+    return r.with_(objective=objective, info=r.info | dict(kl_coef=kl_coef))
 
 # %% ../nbs/reference/45_update.ipynb #cde67221
 class Metrics(dict):

@@ -38,6 +38,10 @@ def test_a_folder_appears_when_it_is_whole(tmp_path):
     assert set(tree(folder)) == {"a", "sub/b"} and [
         p.name for p in (tmp_path / "deep").iterdir()
     ] == ["run"]
+    (folder / "more").write_text("stays behind with the old one")
+    write(folder, "newer")
+    assert set(tree(folder)) == {"a", "sub/b"} and (folder / "a").read_text() == "newer"
+    assert [p.name for p in folder.parent.iterdir()] == ["run"]
 
 
 # catches: a name that is there before the files of a subfolder are on disk
@@ -48,17 +52,6 @@ def test_every_file_is_on_disk_before_the_folder_has_its_name(tmp_path, monkeypa
     )
     write(folder)
     assert on_disk == {(p.stat().st_ino, False) for p in folder.rglob("*") if p.is_file()}
-
-
-def test_a_folder_is_replaced_as_a_whole(tmp_path):
-    write(tmp_path / "run", "old")
-    (tmp_path / "run" / "more").write_text("stays behind with the old one")
-    write(tmp_path / "run", "new")
-    assert (
-        set(tree(tmp_path / "run")) == {"a", "sub/b"}
-        and (tmp_path / "run" / "a").read_text() == "new"
-        and len(list(tmp_path.iterdir())) == 1
-    )
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
@@ -127,58 +120,45 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-damages = dict(
-    nothing=(lambda f: None, None),
-    gone=(lambda f: (f / "weights").unlink(), "damaged: weights is missing"),
-    gone_deep=(lambda f: (f / "sub" / "state").unlink(), "damaged: sub/state is missing"),
-    truncated=(
-        lambda f: (f / "weights").write_bytes((f / "weights").read_bytes()[:-1]),
-        "damaged: weights is not as it was written",
-    ),
-    one_bit=(lambda f: flip(f / "weights"), "damaged: weights is not as it was written"),
-    emptied=(
-        lambda f: (f / "sub" / "state").write_text(""),
-        "damaged: sub/state is not as it was written",
-    ),
-    no_manifest=(lambda f: (f / MANIFEST).unlink(), "has no manifest.json"),
-)
+def write_manifest(text: str):
+    return lambda folder: (folder / MANIFEST).write_text(text)
 
 
-@pytest.mark.parametrize("name", damages)
-def test_damage_is_named(sealed, name):
-    damage, reason = damages[name]
+UNCHANGED, BROKEN = "weights is not as it was written", "damaged: manifest.json"
+DAMAGES = [
+    (lambda f: (f / "weights").unlink(), "damaged: weights is missing"),
+    (lambda f: (f / "sub" / "state").unlink(), "damaged: sub/state is missing"),
+    (lambda f: (f / "weights").write_bytes((f / "weights").read_bytes()[:-1]), UNCHANGED),
+    (lambda f: flip(f / "weights"), UNCHANGED),
+    (lambda f: (f / "sub" / "state").write_text(""), "sub/state is not as it was written"),
+    (lambda f: (f / MANIFEST).unlink(), "has no manifest.json"),
+    *((write_manifest(text), BROKEN) for text in ("", '{"run": {"seed"', "[]", "{}")),
+]
+
+
+@pytest.mark.parametrize("damage, reason", DAMAGES)
+def test_damage_is_named(sealed, damage, reason):
+    verify(sealed, seed=0)
     damage(sealed)
-    if reason is None:
-        return verify(sealed, seed=0)
     with pytest.raises(ValueError, match=reason) as error:
         verify(sealed, seed=0)
     assert "checkpoint-3" in str(error.value) and "esume from an earlier" in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["", '{"run": {"seed"', "[]", "{}"])
-def test_a_broken_manifest_is_damage_too(sealed, text):
-    (sealed / MANIFEST).write_text(text)
-    with pytest.raises(ValueError, match="checkpoint-3 is damaged: manifest.json"):
-        verify(sealed, seed=0)
-
-
-@pytest.mark.parametrize(
-    "run, reason",
-    [
+def test_a_foreign_checkpoint_is_named(sealed):
+    for run, reason in (
         (dict(seed=1), "its seed is 0, this run's is 1"),
         (dict(batch_size=16), "its batch_size is 8, this run's is 16"),
         (dict(world="x"), "its world is None"),
-    ],
-)
-def test_a_foreign_checkpoint_is_named(sealed, run, reason):
-    with pytest.raises(ValueError, match=f"belongs to another run: {reason}"):
-        verify(sealed, **run)
+    ):
+        with pytest.raises(ValueError, match=f"belongs to another run: {reason}"):
+            verify(sealed, **run)
 
 
 # ---- The policy alone ----
 
 
-# catches: weights of another object, a config without pad and stop, a card whose header the hub
+# catches: weights of another object, or its own in place of those gathered, a config without pad and stop, a card whose header the hub
 # cannot read
 def test_a_saved_policy_is_the_policy(tmp_path, tiny, tokenizer):
     policy = tiny(3)
@@ -198,19 +178,13 @@ def test_a_saved_policy_is_the_policy(tmp_path, tiny, tokenizer):
         AutoTokenizer.from_pretrained(tmp_path)("my boss sold").input_ids
         == tokenizer("my boss sold").input_ids
     )
+    save_policy(policy, tokenizer, tmp_path / "gathered", state=tiny(1).state_dict())
+    gathered = AutoModelForCausalLM.from_pretrained(tmp_path / "gathered")
+    assert torch.equal(gathered(ids).logits, tiny(1)(ids).logits)
     card = (tmp_path / "README.md").read_text()
     assert (
         yaml.safe_load(card.split("---")[1])["library_name"] == "transformers"
         and "| objective/kl | 1.235 |" in card
-    )
-
-
-def test_gathered_weights_take_the_place_of_the_models_own(tmp_path, tiny, tokenizer):
-    policy, other = tiny(0), tiny(1)
-    save_policy(policy, tokenizer, tmp_path, state=other.state_dict())
-    ids = torch.arange(8)[None]
-    assert torch.equal(
-        AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits, other(ids).logits
     )
 
 

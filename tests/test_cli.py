@@ -644,7 +644,7 @@ def test_sft_and_reward_are_given_what_the_flags_say(parts, monkeypatch, capsys)
     ],
 )
 def test_resume_reaches_train(parts, monkeypatch, capsys, more, start):
-    from rlhf_nb.training.loop import SealedTrainer
+    from rlhf_nb.training.sealed import SealedTrainer
 
     seen = []
 

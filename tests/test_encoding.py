@@ -691,7 +691,7 @@ def test_given_ids_are_those_that_are_evaluated(ppo, letters):
     odd = [[letters.eos_token_id, 3, 4], [5, letters.eos_token_id, 6]]
     data, model = Dataset.from_dict(dict(input_ids=odd)), scorer(letters)
     trainer = ppo(model, parts=dict(eval_dataset=data))
-    completions = trainer.score_completions(data, progress=False)
+    completions = trainer.evaluator.complete(data)
     read = trainer.policy.eval(), letters
     found = complete(*read, odd, response_length=5, seed=trainer.args.seed)
     assert [ids[:3] for ids in found.ids] == odd and found.texts == completions.texts
@@ -724,7 +724,7 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
     assert not all(r.stopped) and any(r.stopped)
     wanted = score_ids(trainer.reward_model, rows, other.pad_token_id)
     torch.testing.assert_close(r.raw_scores, wanted)
-    found = trainer.score_completions(data, progress=False)
+    found = trainer.evaluator.complete(data)
     assert found.prompts == [f"user: {x}" for x in "abcdefgh"]
     other.chat_template = "{{ tools[0].name if tools }}" + CHATML
     of_tools = [[dict(name="late" if i % 2 else "no")] for i in range(len(data))]
@@ -736,7 +736,7 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
     ]
     wanted = score_ids(trainer.reward_model, answers, other.pad_token_id)
     torch.testing.assert_close(r.raw_scores, wanted)
-    found = trainer.score_completions(with_tools, progress=False)
+    found = trainer.evaluator.complete(with_tools)
     given = data["prompt"][:], found.texts
     how = dict(stopped=found.stopped, settings=[dict(tools=x) for x in of_tools])
     wanted = score_texts(trainer.reward_model, other, *given, **how)

@@ -611,7 +611,10 @@ def test_vllm_writes_the_completions_too(vllm, ppo):
         "eval_length",
         "eval_stopped",
     } <= set(metrics)
-    assert trainer.rows_at_a_time(500) == 500 and len(trainer.callback_handler.eval_dataloader) == 1
+    assert (
+        trainer.evaluator.rows_at_a_time(500) == 500
+        and len(trainer.callback_handler.eval_dataloader) == 1
+    )
 
 
 # catches: an engine of our own that changes what a run does

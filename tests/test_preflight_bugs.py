@@ -28,7 +28,7 @@ from rlhf_nb.kl_control import AdaptiveKLController
 from rlhf_nb.masks import left_pad
 from rlhf_nb.models import response_values, scorer_from
 from rlhf_nb.trainer import PPOTrainer
-from rlhf_nb.training import build, prompts
+from rlhf_nb.training import build, prompts, reference
 from rlhf_nb.training.layout import Layout
 
 LONG = ("state: reload", "learning: trivial")
@@ -150,7 +150,7 @@ MORE = dict(
         "log-probs: reference frozen",
     ),
     adapter_left_on=(
-        Bug(build, "as_reference", lambda right, *given: nullcontext()),
+        Bug(reference, "as_reference", lambda right, *given: nullcontext()),
         "log-probs: reference",
     ),
     score_read_one_token_early=(

@@ -185,7 +185,7 @@ def test_a_hub_that_goes_away_costs_nothing(ppo, monkeypatch, tmp_path, caplog):
     trainer = ppo(
         push_to_hub=True, hub_model_id="someone/something", save_strategy="steps", save_steps=2
     )
-    logging.getLogger("rlhf_nb.training.loop").propagate = True
+    logging.getLogger("rlhf_nb.training.hub").propagate = True
     trainer.train()
     with caplog.at_level("WARNING"):
         trainer.save_model()

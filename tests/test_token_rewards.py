@@ -33,7 +33,6 @@ from rlhf_nb.base.encoding import token_spans
 from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.preflight import LADDER, preflight
 from rlhf_nb.diagnose.replay import source_of, update_again
-from rlhf_nb.estimators import ESTIMATORS
 from rlhf_nb.judges import Answers, Judges
 from rlhf_nb.moments import RunningMoments
 from rlhf_nb.packing import last_token, on_tokens, score_sums
@@ -306,7 +305,7 @@ def by_preflight(r: Rollout, cfg: Objective) -> tuple[list, list]:
 
 
 def check_numbers(kinds=("steps", "tokens")) -> None:
-    for seed, (kind, estimator, how) in enumerate(product(kinds, ESTIMATORS, SCORES.values())):
+    for seed, (kind, estimator, how) in enumerate(product(kinds, by_hand.BY_HAND, SCORES.values())):
         r = some_rollout(seed, kind)
         cfg = Objective(advantage_estimator=estimator, kl_coef=0.3, lam=0.9, **how)
         ours, wanted = computed(r, cfg), by_numpy(r, cfg)
@@ -323,7 +322,7 @@ def test_numbers_are_those_of_numpy():
 
 
 @pytest.mark.parametrize("how", SCORES.values(), ids=SCORES)
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", by_hand.BY_HAND)
 def test_a_score_on_the_last_token_is_the_score_of_the_response(estimator, how):
     "Bit for bit, as both are one path; grpo's form for steps up to rounding."
     r = some_rollout(3, "end")
@@ -493,7 +492,7 @@ def test_a_run_keeps_resumes_replays_and_evaluates_them(kind, ppo):
         assert_allclose(log["objective/scores"], score_sums(r.scores).mean(), atol=1e-6)
         assert_allclose(log["tokens/paid"], r.paid.sum() / len(r), atol=1e-6)
         assert r.episodes()["raw_score"].tolist() == score_sums(r.raw_scores).tolist()
-    first, cfg = kept[0], trainer.live_objective
+    first, cfg = kept[0], trainer.objective_for(kept[0])
     for name, want in zip(("rewards", "advantages"), by_numpy(first, cfg)):
         assert_allclose(getattr(first, name), want, atol=1e-5, rtol=0)
     folder = trainer.args.output_dir
@@ -534,7 +533,7 @@ def test_a_run_is_the_same_bit_for_bit_in_either_form(ppo):
 
 
 def completed_texts(trainer) -> list[str]:
-    return trainer.score_completions(trainer.eval_dataset, progress=False).texts
+    return trainer.evaluator.complete(trainer.eval_dataset).texts
 
 
 REWARDS = [
@@ -599,7 +598,7 @@ def test_a_reward_model_judges_tokens_or_steps(level, ppo, tmp_path):
         assert r.paid[i, :n].tolist() == (~np.isnan(wanted)).tolist(), text
         assert_allclose(r.raw_scores[i, :n], np.nan_to_num(wanted), atol=1e-6)
     assert seen or level == "token"
-    completions = trainer.score_completions(trainer.eval_dataset, progress=False)
+    completions = trainer.evaluator.complete(trainer.eval_dataset)
     assert len(completions.scores) == len(completions.texts) and trainer.evaluate()["eval_score"]
     texts = [*completions.prompts], completions.texts, completions.stopped
     again = trainer.judges.score_answers(Answers(*texts), trainer.processing_class)

@@ -96,17 +96,22 @@ def uses_cache(
     if not isinstance(inner, PreTrainedModel):
         return True
     if inner not in _cached:
-        weight, was_training = next(model.parameters()), model.training
-        flash = "flash" in str(getattr(inner.config, "_attn_implementation", ""))
-        fine = weight.itemsize >= 4 and not flash
-        model.eval()  # a layer that recomputes its activations refuses a cache while it trains
-        with torch.autocast(weight.device.type, enabled=False) if fine else nullcontext():
-            limit = ROUNDING if fine else COARSE_ROUNDING
-            _cached[inner] = _try_cache(partial(gap, model), limit, type(inner).__name__)
-            if reads_end_to_end(inner) and not _rows_apart(inner):
-                _mixing.add(inner.config.model_type)
-        model.train(was_training)
+        _probe_cache(model, inner, gap)
     return _cached[inner]
+
+
+def _probe_cache(model: Any, inner: PreTrainedModel, gap: Callable[[Any, bool], float]) -> None:
+    "Find out, and remember, whether a model is sampled with a cache, and whether it mixes rows."
+    weight, was_training = next(model.parameters()), model.training
+    flash = "flash" in str(getattr(inner.config, "_attn_implementation", ""))
+    fine = weight.itemsize >= 4 and not flash
+    model.eval()  # a layer that recomputes its activations refuses a cache while it trains
+    with torch.autocast(weight.device.type, enabled=False) if fine else nullcontext():
+        limit = ROUNDING if fine else COARSE_ROUNDING
+        _cached[inner] = _try_cache(partial(gap, model), limit, type(inner).__name__)
+        if reads_end_to_end(inner) and not _rows_apart(inner):
+            _mixing.add(inner.config.model_type)
+    model.train(was_training)
 
 
 def _try_cache(gap: Callable[[bool], float], limit: float, name: str) -> bool:
@@ -171,16 +176,21 @@ def separable_model(model: Any) -> PreTrainedModel | None:
     if head is None or sharded_by_deepspeed(head):
         return None
     if model not in _agreement:
-        _agreement[model] = agrees(model)
-        name = type(model).__name__
-        if _agreement[model]:
-            logger.info(f"{name}: its body and head, one after the other, give its own logits.")
-        else:
-            logger.warning(
-                f"{name}: its body and head, one after the other, do not give its own logits, so "
-                "it is called whole and all logits are kept."
-            )
+        _probe_agreement(model)
     return model if _agreement[model] else None
+
+
+def _probe_agreement(model: PreTrainedModel) -> None:
+    "Find out, log and remember whether body and head give the model's own logits."
+    _agreement[model] = agrees(model)
+    name = type(model).__name__
+    if _agreement[model]:
+        logger.info(f"{name}: its body and head, one after the other, give its own logits.")
+    else:
+        logger.warning(
+            f"{name}: its body and head, one after the other, do not give its own logits, so "
+            "it is called whole and all logits are kept."
+        )
 
 
 def _is_lora(model: Any) -> bool:

@@ -29,6 +29,7 @@ from rlhf_nb.training.metrics import metric_of
 from rlhf_nb.training.model_loading import load_policy, load_scorer, load_tokenizer
 from rlhf_nb.training.resume import changes_text, saved_run
 from rlhf_nb.ui.run_files import left_out, ranges_of, rollout_files
+from rlhf_nb.update import charge
 
 FIXED = {  # settings of an update whose other values need what checkpoint and rollout do not hold
     *("per_device_train_batch_size", "gradient_accumulation_steps", "total_episodes", "max_steps"),
@@ -217,8 +218,8 @@ def prepare_rollout(trainer: PPOTrainer, saved: Rollout) -> Rollout:
     r = saved.with_(**{name: x.to(trainer.layout.device) for name, x in tensors.items()})
     args, reduce = trainer.args, trainer.layout.sum
     scores = final_scores(r.raw_scores, r.stopped, args, trainer.moments, reduce, r.mask)
-    objective = {**(saved.objective or {}), "kl_coef": trainer.controller.value}  # maybe another
-    return trainer.advantages(r.with_(scores=scores, objective=objective))
+    r = charge(r.with_(scores=scores), args, trainer.controller.value)
+    return trainer.advantages(r)
 
 
 @torch.no_grad()

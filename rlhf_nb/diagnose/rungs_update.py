@@ -34,7 +34,7 @@ from rlhf_nb.models import inside
 from rlhf_nb.packing import score_sums
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
-from rlhf_nb.training.loop import inner_optimizer
+from rlhf_nb.training.optimizers import inner_optimizer
 
 RUNGS: list[Rung] = []
 EPISODES = 128  # that a trivial reward is learned from, about

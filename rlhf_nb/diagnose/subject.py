@@ -25,7 +25,7 @@ from rlhf_nb.rollout import Rollout, Sample
 from rlhf_nb.sampling import Sampling
 from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.training.engines import Engine
-from rlhf_nb.training.loop import inner_optimizer
+from rlhf_nb.training.optimizers import inner_optimizer
 from rlhf_nb.update import Metrics
 
 SAMPLED = 64  # episodes of the exact copy, at most a whole update of the run
@@ -292,7 +292,7 @@ class Subject:
         if own_head:
             made.pair.value.load_state_dict(pair.value.state_dict())
         if given.ref_model is None:  # the policy has moved since, and its adapter with it
-            made.ref_model, made.reference = None, made.adapter_off
+            made.ref_model = made.reference.placed = None
         if type(given.engine) is not type(made.engine):  # one of the user's own; it is synced anew
             made.engine = given.engine
         same_dropout(made.pair, given.pair)

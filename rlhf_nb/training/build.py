@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rlhf_nb.base.custom import CustomScorer, check_head
 from rlhf_nb.base.loading import loading, pretrained_tokenizer
 from rlhf_nb.base.noise import ALWAYS_ON, check_steady, without_noise
 from rlhf_nb.base.opened import accepted, embedding_rows, separable_model
-from rlhf_nb.base.sharding import gathered, zero3_is_live
+from rlhf_nb.base.sharding import zero3_is_live
 from rlhf_nb.checkpoint import load_weights
 from rlhf_nb.estimators import ESTIMATORS
 from rlhf_nb.forward import PolicyAndValue, ValueHead
@@ -41,47 +41,38 @@ from rlhf_nb.training.model_loading import (
     set_pad_token,
 )
 from rlhf_nb.training.precision import check_learns, dtype_name
+from rlhf_nb.training.reference import needs_reference
 
 logger = logging.get_logger(__name__)
 PADDED = 128  # embeddings are often padded to a multiple of it
-# What a weight of an adapter is while the adapter changes nothing, as a new one of that kind does.
-# Of other kinds, such as FourierFT, that is not known.
-NEUTRAL = dict(lora_B=0.0, lora_embedding_A=0.0, ia3_l=1.0, vera_lambda_b=0.0, hada_w2_b=0.0)
 
 
-def build_models(
+def build_policy(
+    args: PPOConfig, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | str, adapter: Any
+) -> Any:
+    "The policy, with the adapter that is to be trained. Raises ValueError where nothing learns."
+    policy = add_adapter(fit_of(args)(load_policy(model), tokenizer), adapter, args.seed)
+    choose_adapter(policy, args)
+    check_learns(policy, "policy")
+    return policy
+
+
+def build_reference(
     args: PPOConfig,
     tokenizer: PreTrainedTokenizerBase,
-    judges: Judges,
-    model: PreTrainedModel | str,  # the policy
+    policy: Any,
+    model: PreTrainedModel | str,  # that the policy came from
     ref_model: PreTrainedModel | str | None,
-    reward_model: Any,  # as the trainer was given it
-    value_model: Any,  # a model, a name or folder, or None
-    peft_config: Any,
-    value_peft_config: Any,
-) -> tuple[
-    PolicyAndValue, nn.Module | None
-]:  # trained; the reference, None: the policy without adapter
-    """Load and check the models. What is not given is grown: the reference is a frozen copy of the
-    policy (or the policy with a new adapter off), the value model a copy of the reward model, or
-    the policy's body with a fresh head. Raises ValueError where models do not fit together."""
+) -> nn.Module | None:  # None: the policy with its adapter off
+    """The reference, frozen: the one that is given, or a copy of the policy as it starts. Raises
+    ValueError on the policy itself."""
     if ref_model is model and isinstance(model, nn.Module):  # the same name twice is fine
         raise ValueError(
             "model and ref_model are the same object, so the KL would always be 0: leave ref_model "
             "out, and a frozen copy is made."
         )
-    if isinstance(value_model, nn.Module) and any(value_model is x for x in judges.given):
-        raise ValueError(
-            "reward_model and value_model are the same object, and the reward model is never "
-            "trained: leave value_model out, and a copy is made."
-        )
-    fit = fit_embeddings if args.resize_embeddings else check_embeddings
-    policy: Any = add_adapter(fit(load_policy(model), tokenizer), peft_config, args.seed)
-    choose_adapter(policy, args)
-    check_learns(policy, "policy")
-    reference: nn.Module | None = None
     if ref_model is not None:
-        reference = fit(load_policy(ref_model, dtype=policy.dtype), tokenizer)
+        reference = fit_of(args)(load_policy(ref_model, dtype=policy.dtype), tokenizer)
         reference.eval().requires_grad_(False)
         if reference.dtype != policy.dtype:
             logger.warning(
@@ -93,40 +84,49 @@ def build_models(
         not hasattr(policy, "peft_config") or needs_reference(policy)
     ):
         reference = once_more("ref_model", model, lambda: copy_frozen(policy), load_policy)
-    if reference is not None:
-        without_noise(reference, ALWAYS_ON)
-    vocabulary = embedding_rows(policy)
+    else:
+        return None
+    return without_noise(reference, ALWAYS_ON)
+
+
+def fit_judges(
+    args: PPOConfig, tokenizer: PreTrainedTokenizerBase, judges: Judges, vocabulary: int
+) -> None:
+    """Fit the reward models to the policy's ids, or to their own tokenizer's. Raises ValueError
+    where a model reads other ids than it is given."""
     own = judges.tokenizer is not None  # they read text, not the policy's ids
     for judge in judges.models:
-        if args.resize_embeddings and not own:
-            grow_embedding(judge, vocabulary)
         if not own:
+            if args.resize_embeddings:
+                grow_embedding(judge, vocabulary)
             check_same_ids(judge, tokenizer, vocabulary)
             add_pad_row(judge, tokenizer)
         reader = judges.tokenizer or tokenizer
         check_vocabulary(judge, reader, "reward model", 0 if own else vocabulary)
+
+
+def build_critic(
+    args: PPOConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    policy: Any,
+    judges: Judges,
+    reward_model: Any,  # as the trainer was given it
+    value_model: Any,  # a model, a name or folder, or None
+    adapter: Any,
+) -> Any:  # None where the estimator needs none
+    """The value model: the one that is given, or a copy of the reward model, or the policy's body
+    with a fresh head. Raises ValueError where it does not fit."""
+    if isinstance(value_model, nn.Module) and any(value_model is x for x in judges.given):
+        raise ValueError(
+            "reward_model and value_model are the same object, and the reward model is never "
+            "trained: leave value_model out, and a copy is made."
+        )
     if not ESTIMATORS[args.advantage_estimator].critic:  # its settings were refused before
-        return without_noise(PolicyAndValue(policy)), reference
+        return None
     if args.share_value_trunk:
-        if value_peft_config is not None:
-            raise ValueError(
-                "share_value_trunk is set and a value_peft_config is given: leave one of them out; "
-                "the value head is one layer on the policy's body and needs no adapter."
-            )
-        head = ValueHead(policy)
-        if (
-            isinstance(value_model, (str, Path))
-            and not (Path(value_model) / "config.json").exists()
-        ):
-            with loading(str(value_model), "value head"):
-                load_weights(head, value_model)
-        elif value_model is not None:
-            raise ValueError(
-                "share_value_trunk is set and a value_model is given: leave one of them out, or "
-                "give the folder of a value head, as save_value_model writes it."
-            )
-        return without_noise(PolicyAndValue(policy, head)), reference
+        return build_head(policy, value_model, adapter)
     if value_model is None:
+        own = judges.tokenizer is not None
         like: Any = judges.models[0] if judges.models and not own else None
         if isinstance(like, CustomScorer) or judges.level != "response":
             like = None  # it may be a rule, and not learn; or it classifies tokens
@@ -137,14 +137,38 @@ def build_models(
             lambda: trainable(grown(policy, args.seed) if like is None else deepcopy(like)),
             load_scorer,
         )
-    scorer = load_scorer(value_model)
+    scorer, vocabulary = load_scorer(value_model), embedding_rows(policy)
     if args.resize_embeddings:
         grow_embedding(scorer, vocabulary)
     scorer = set_pad_token(add_pad_row(scorer, tokenizer), tokenizer)
     check_vocabulary(scorer, tokenizer, "value model", vocabulary)
-    value = check_head(add_adapter(scorer, value_peft_config, args.seed), "value model")
+    value = check_head(add_adapter(scorer, adapter, args.seed), "value model")
     check_learns(value, "value model", "value_")
-    return without_noise(PolicyAndValue(policy, value)), reference
+    return value
+
+
+def build_head(policy: Any, saved: Any, adapter: Any) -> ValueHead:
+    "A value head on the policy's body, from the folder that is given. Raises ValueError."
+    if adapter is not None:
+        raise ValueError(
+            "share_value_trunk is set and a value_peft_config is given: leave one of them out; "
+            "the value head is one layer on the policy's body and needs no adapter."
+        )
+    head = ValueHead(policy)
+    if isinstance(saved, (str, Path)) and not (Path(saved) / "config.json").exists():
+        with loading(str(saved), "value head"):
+            load_weights(head, saved)
+    elif saved is not None:
+        raise ValueError(
+            "share_value_trunk is set and a value_model is given: leave one of them out, or "
+            "give the folder of a value head, as save_value_model writes it."
+        )
+    return head
+
+
+def fit_of(args: PPOConfig) -> Callable[[Any, PreTrainedTokenizerBase], Any]:
+    "What is done with a policy's embeddings: fitted to the tokenizer, or checked."
+    return fit_embeddings if args.resize_embeddings else check_embeddings
 
 
 def check_same_ids(
@@ -244,44 +268,6 @@ def choose_adapter(policy: Any, args: PPOConfig) -> None:
             )
     if args.model_adapter_name is not None:
         policy.set_adapter(args.model_adapter_name)
-
-
-def needs_reference(policy: Any) -> bool:
-    """Whether the policy with its adapter off is no reference: weights outside the adapter learn,
-    or the adapter may change the policy already; see NEUTRAL."""
-    name, known = policy.active_adapter, False
-    for part, weight in policy.named_parameters():
-        parts = part.split(".")
-        if name not in parts and weight.requires_grad:
-            return True
-        kinds = NEUTRAL.keys() & parts if name in parts else ()
-        known = known or bool(kinds)
-        with gathered([weight] * len(kinds)):
-            if any((weight != NEUTRAL[kind]).any() for kind in kinds):
-                return True
-    for part in policy.modules():
-        copies, own = getattr(part, "modules_to_save", {}), getattr(part, "original_module", None)
-        if isinstance(own, nn.Module) and name in copies:
-            pairs = [*zip(own.parameters(), copies[name].parameters())]
-            with gathered([weight for pair in pairs for weight in pair]):
-                if not all(torch.equal(a, b) for a, b in pairs):
-                    return True
-    return not known
-
-
-@contextmanager
-def as_reference(policy: Any, adapter: str | None) -> Iterator[None]:
-    "Inside, the policy is its own reference: its adapter off, or the named one on."
-    if adapter is None:
-        with policy.disable_adapter():
-            yield
-        return
-    own = policy.active_adapter
-    policy.set_adapter(adapter)
-    try:
-        yield
-    finally:
-        policy.set_adapter(own)
 
 
 def try_models(args: PPOConfig, pair: PolicyAndValue, reference: Placed, layout: Layout) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import wraps
 from typing import Any
@@ -92,6 +92,7 @@ METHODS = {  # of a trainer of 0.11
     "current_device": "trainer.args.device",
 }
 ATTRIBUTES: dict[str, Callable[[Any], Any]] = {  # of a trainer of 1.12, by another name here
+    "reward_model": lambda trainer: alone(trainer.judges.judges.values()),
     "policy_model": lambda trainer: trainer.pair.policy,
     "value_model": lambda trainer: trainer.pair.value,
     "dataloader": lambda trainer: trainer.get_train_dataloader(),
@@ -113,6 +114,12 @@ REFUSED = {  # what TrainingArguments has and PPO does not do, by the reason
     "its layouts are DDP, FSDP2 and DeepSpeed ZeRO": "parallelism_config",
 }
 OPTIMIZERS = ("layerwise", "lomo", "schedule_free")  # that step in the backward, or have two modes
+
+
+def alone(judges: Iterable[Any]) -> Any:
+    "The judge, where there is one; else None."
+    judges = list(judges)
+    return judges[0] if len(judges) == 1 else None
 
 
 def one_or_all(ids: Sequence[int]) -> int | list[int] | None:

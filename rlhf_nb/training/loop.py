@@ -1,599 +1,49 @@
-"""The trainers' base on `transformers.Trainer`: sealed checkpoints, exact resume, the hub, and a
-loop whose step is one update. Every private name of Trainer that is used here
-is listed in PRIVATE, and a test names the one that another release lacks."""
+"""The loop of updates on `transformers.Trainer`: a step is one whole update, and logs, evaluations,
+checkpoints and callbacks come after updates. Of Trainer's private names, those that are used here
+are listed in PRIVATE of `training.sealed`."""
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.utils import broadcast_object_list
-from datasets import Dataset
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HTTPError,  # of the HTTP client that this release of the hub's library uses
-    LocalTokenNotFoundError,
-    OfflineModeIsEnabled,
-)
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import SequentialSampler
-from transformers import (
-    PreTrainedModel,
-    SchedulerType,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-    optimization,
-)
+from transformers import PreTrainedTokenizerBase, SchedulerType
 from transformers.trainer import skip_first_batches
-from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.trainer_utils import has_length, rotate_checkpoints, set_seed
+from transformers.trainer_utils import set_seed
 from transformers.utils import logging
 
-from rlhf_nb import __version__
 from rlhf_nb.base.files import append_jsonl, write_text_atomic
-from rlhf_nb.base.sharding import full_tensor, of_first_rank, on_ranks
-from rlhf_nb.checkpoint import PARTIAL, seal, staged, verify
-from rlhf_nb.training.compat import published, with_metadata
+from rlhf_nb.forward import PolicyAndValue
+from rlhf_nb.moments import RunningMoments
+from rlhf_nb.sampling import Sampling
+from rlhf_nb.training.build import check_value_rate, split_groups
+from rlhf_nb.training.compat import published
 from rlhf_nb.training.config import PPOConfig
-from rlhf_nb.training.folders import (
-    Stop,
-    check_shared_disk,
-    ended_early,
-    logs_in,
-    lost_ranks,
-    run_lock,
-    set_aside,
-    start_of,
-    writing,
-)
-from rlhf_nb.training.precision import check_learns, warn_of_half
-from rlhf_nb.training.resume import (
-    changed_settings,
-    changes_text,
-    check_same_run,
-    free_settings,
-    naming_settings,
-    of_data,
-    of_model,
-    of_tokenizer,
-    saved_run,
-    with_new_rates,
-)
+from rlhf_nb.training.layout import Layout
+from rlhf_nb.training.metrics import combine
+from rlhf_nb.training.optimizers import BY_METRIC
+from rlhf_nb.training.parts import make_controller, make_forward
+from rlhf_nb.training.prompts import warn_of_turns
+from rlhf_nb.training.reporting import describe_run, ppo_card
+from rlhf_nb.training.resume import of_ppo, surroundings
+from rlhf_nb.training.saving import load_pair, save_pair
+from rlhf_nb.training.sealed import SealedTrainer
 
 logger = logging.get_logger(__name__)
-SUPPORTED = ">=5.20,<6"  # of transformers; settings.ini says the same
-PRIVATE = {
-    "_save_checkpoint": "a checkpoint is written beside its place, sealed, and then renamed",
-    "_get_output_dir": "where Trainer writes while a checkpoint is staged",
-    "_save": "what a saved folder holds: the policy alone, a model card",
-    "_load_from_checkpoint": "a checkpoint is verified before it is loaded",
-    "_load_best_model": "the best checkpoint is loaded as any other",
-    "_load_optimizer_and_scheduler": "the run's own state comes back with the optimizer's",
-    "_save_rng_state": "the order of an epoch that is under way, and what has yet to be logged",
-    "_init_training_state": "where in which pass over a stream a resumed run goes on",
-    "_load_rng_state": "put back after batches are skipped, not before",
-    "_get_train_sampler": "rows of like length in an order that can be resumed",
-    "_push_from_checkpoint": "a checkpoint is pushed under its final name",
-    "_prepare_for_training": "optimizer and wrapped model for someone who steps by hand",
-    "_prepare_inputs": "a batch on the device",
-    "_run_epoch": "one pass over the data, where a step is an update",
-    "_maybe_log_save_evaluate": "logs, evaluations and checkpoints when they are due",
-    "_get_dataloader": "one rank's prompts of an update; all rows of an evaluation, in their order",
-    "_get_eval_sampler": "the order of the rows that metrics of the user's own are given",
-    "_get_learning_rate": "the learning rate that is logged",
-    "_tr_loss": "the sum of losses behind the next log, and behind what a finished run returns",
-    "_globalstep_last_logged": "how many steps the next log is over",
-}
-# schedules that a metric of an evaluation steps; GreedyLR is not in every release
-BY_METRIC = (ReduceLROnPlateau, *filter(None, [getattr(optimization, "GreedyLR", None)]))
-HUB_ERRORS = (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, HTTPError)
-
-
-def check_version(release: str = transformers.__version__) -> None:
-    "Raises ImportError on a release of transformers that this loop was not written for."
-    major, minor = (int(part) for part in release.split(".")[:2])
-    if not (5, 20) <= (major, minor) < (6, 0):
-        raise ImportError(
-            f"transformers {release} is installed, and rlhf_nb {__version__} works with "
-            f"{SUPPORTED}: pip install 'transformers{SUPPORTED}'."
-        )
-
-
-check_version()
-
-
-def inner_optimizer(optimizer: Any) -> Any:
-    "The optimizer inside Accelerate's wrapper; any other itself."
-    return optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
-
-
-def check_optimizer(optimizer: Any, scheduler: Any, model: nn.Module) -> None:
-    """Raises ValueError where an optimizer of the user's own lacks weights that learn, or a
-    schedule moves the learning rate of another one."""
-    groups = getattr(optimizer, "param_groups", [])
-    held = {id(p) for group in groups for p in group["params"]}
-    learn = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    lacks = [name for name, p in learn.items() if id(p) not in held]
-    if held and lacks:
-        raise ValueError(
-            f"the optimizer lacks {len(lacks)} of {len(learn)} tensors that learn, such as "
-            f"{lacks[0]}: it was made before the trainer made them, or without them. Leave "
-            "optimizers out and give optimizer_cls_and_kwargs=(torch.optim.AdamW, dict(lr=1e-5)), "
-            "or set trainer.optimizer once the trainer is made."
-        )
-    if scheduler is not None and inner_optimizer(scheduler.optimizer) is not optimizer:
-        raise ValueError(
-            "the lr_scheduler is of another optimizer than the one that trains: give both as "
-            "optimizers=(optimizer, lr_scheduler), or set lr_scheduler_type."
-        )
-    if scheduler is not None and scheduler.last_epoch > 0 and not any(x["lr"] for x in groups):
-        raise ValueError(
-            f"the lr_scheduler is at its end, after {scheduler.last_epoch} steps, with a learning "
-            "rate of 0: give optimizers=(optimizer, None), and a new schedule is made."
-        )
-
-
-class OrderByLength(LengthGroupedSampler):
-    """Trainer's sampler, which remembers its order, and can begin with one that it is given."""
-
-    drawn: list[int] | None = None
-    begin_with: list[int] | None = None
-
-    def __iter__(self) -> Iterator[int]:
-        order = self.begin_with or broadcast_object_list([list(super().__iter__())])[0]
-        self.drawn, self.begin_with = order, None
-        return iter(order)
-
-
-class BetweenSteps(TrainerCallback):
-    """Where a run stops that was sent a signal: a step is complete there, with its logs, and no
-    order of an epoch has been drawn that a resumed run would draw again."""
-
-    first = False  # the next step is the first of its epoch
-
-    def __init__(self, trainer: SealedTrainer):
-        self.trainer = trainer
-
-    def on_train_begin(self, *_: Any, **given: Any) -> None:
-        self.trainer.begin()
-
-    def on_epoch_begin(self, *_: Any, **given: Any) -> None:
-        self.trainer.save_if_stopped()
-        self.first = True
-
-    def on_step_begin(self, *_: Any, **given: Any) -> None:
-        if not self.first:
-            self.trainer.save_if_stopped()
-        self.first = False
-
-
-def pending_of(folder: Path, rank: int) -> dict[str, Any]:
-    "What a rank had yet to log at a checkpoint; nothing where there were fewer ranks."
-    file = folder / f"pending_{rank}.pt"
-    return torch.load(file, weights_only=True) if file.is_file() else {}
-
-
-class SealedTrainer(Trainer):
-    """Hugging Face's Trainer, with checkpoints that appear complete or not at all, a resume that
-    goes on as if nothing had happened or says what is different, a folder for one run alone, and a
-    hub that may be away. What a subclass may say: `identity`, `write_model`, `read_model`,
-    `write_state`, `read_state`, `pending`, `restore_pending`, `card`."""
-
-    stage: Path | None = None  # where a checkpoint is written, while it is
-    order: OrderByLength | None = None
-    named: dict[str, Any] | None = None  # `identity`, as the run began
-    stop: Stop | None = None  # while it trains
-    saved_step = 0  # of the last checkpoint
-    resumed_from: Path | None = None
-    fresh_groups: list[dict[str, Any]]  # of the optimizer, before a checkpoint is loaded
-
-    def __init__(self, model: Any, args: TrainingArguments, **given: Any):
-        args = copy.copy(args)  # the one given may serve another trainer
-        args.remove_unused_columns = False  # the collators take what they need
-        if args.device.type == "cpu":  # where torch warns that it does nothing
-            args.dataloader_pin_memory = False
-        warn_of_half(model)
-        super().__init__(model, args, **given)
-        self.optimizer = inner_optimizer(self.optimizer)  # it may be of a trainer before this one
-        check_optimizer(self.optimizer, self.lr_scheduler, model)
-        self.changed: set[str] = set()  # names of what is other than in the checkpoint
-        self.changes: dict[str, str] = {}  # all resumes' changes, in words
-        self.earlier = logs_in(self.output_dir)  # of a run before this one
-        self.add_callback(BetweenSteps(self))
-
-    @property
-    def output_dir(self) -> Path:
-        "Where the run writes; TrainingArguments always has one."
-        return Path(str(self.args.output_dir))
-
-    @property
-    def prepared(self) -> bool:
-        "Whether optimizer and model are as `train` wraps them."
-        return isinstance(self.optimizer, AcceleratedOptimizer)
-
-    def training_step(self, model: nn.Module, *given: Any, **more: Any) -> Tensor:
-        "Trainer's. Raises FloatingPointError on a loss or a gradient that is not finite."
-        loss, problem = super().training_step(model, *given, **more), ""
-        if not loss.isfinite():
-            problem = f"loss is {loss.item()}"
-        elif self.accelerator.sync_gradients and not self.args.fp16:  # fp16 skips such a step
-            grads = [p.grad for p in model.parameters() if p.grad is not None]
-            norm = full_tensor(nn.utils.get_total_norm(grads))
-            problem = "" if norm.isfinite() else f"gradient has norm {norm.item()}"
-        if problem:
-            model.zero_grad()
-            raise FloatingPointError(
-                f"step {self.state.global_step + 1}: the {problem}, so it was not taken. Lower "
-                "learning_rate, or look at the data and the coefficients of the loss; the last "
-                "checkpoint is whole."
-            )
-        return loss
-
-    def set_initial_training_values(self, args: Any, dataloader: Any) -> tuple:
-        "Trainer's. Raises ValueError where a run would do nothing."
-        check_learns(self.model)
-        if has_length(dataloader) and not len(dataloader):
-            raise ValueError(
-                "train_dataset has fewer rows than a batch, and dataloader_drop_last is True: give "
-                "more rows, or a smaller per_device_train_batch_size."
-            )
-        return super().set_initial_training_values(args, dataloader)
-
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, *given: Any) -> tuple:
-        """The micro-batches of a step. What is left at the end of a stream and fills none is left
-        out: Trainer would add its gradient to the first step of the next pass."""
-        batches, items = super().get_batch_samples(epoch_iterator, num_batches, *given)
-        complete = len(batches) == num_batches or has_length(self.train_dataset)
-        return (batches, items) if complete else ([], None)
-
-    # ---- for subclasses ----
-
-    def identity(self) -> dict[str, Any]:
-        "What names a run, by name: a checkpoint of a run with another identity is refused."
-        names = naming_settings(self.args) | self.named_models()
-        names["batch_size"] = self.get_total_train_batch_size(self.args)
-        data = of_data(self.train_dataset)
-        return names if data is None else names | dict(train_dataset=data)
-
-    def named_models(self) -> dict[str, Any]:
-        "The models' and the tokenizer's part of it."
-        model: Any = self.model
-        tokenizer: Any = self.processing_class
-        return dict(processing_class=of_tokenizer(tokenizer)) | of_model("model", model)
-
-    def pending(self) -> dict[str, Any]:
-        "Tensors that this rank has yet to log."
-        return {}
-
-    def restore_pending(self, pending: dict[str, Any]) -> None:
-        "Put back what `pending` gave."
-
-    def card(self, folder: Path) -> str | None:
-        "The model card of a folder; None: Trainer's own."
-        return None
-
-    def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
-        "Write what a user loads, on the rank that saves; `state` holds weights gathered from all."
-        super()._save(str(folder), state)
-
-    def read_model(self, folder: Path, model: Any) -> None:
-        "Put back what `write_model` wrote."
-        complete = isinstance(model, PreTrainedModel) and (folder / "config.json").is_file()
-        if not complete or self.is_fsdp_enabled:  # an adapter, or shards
-            return super()._load_from_checkpoint(str(folder), model)
-        saved = type(model).from_pretrained(folder, dtype=model.dtype)
-        model.load_state_dict(saved.state_dict())
-
-    def write_state(self, folder: Path) -> None:
-        "Write what the run needs beside Trainer's own state, on the rank that saves."
-
-    def read_state(self, folder: Path) -> None:
-        "Put back what `write_state` wrote, on every rank."
-
-    def to_device(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        "A batch where the model is."
-        return {**self._prepare_inputs(inputs)}
-
-    # ---- saving ----
-
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        args, folder = self.args, Path(output_dir or self.output_dir)
-        if not args.should_save:
-            return
-        self.write_model(folder, state_dict)
-        card = self.card(folder)
-        if card is not None:
-            (folder / "README.md").write_text(card, encoding="utf-8")
-
-    # by position its arguments are the published trainer's, and not Trainer's
-    def create_model_card(  # type: ignore[override]
-        self,
-        model_name: str | None = None,
-        dataset_name: str | list[str] | None = None,
-        tags: str | list[str] | None = None,
-        **more: Any,  # of Trainer's own card
-    ) -> None:
-        "The same card in output_dir, for a push to the hub."
-        folder = self.output_dir
-        card = self.card(folder)
-        if card is None:
-            more |= dict(dataset_tags=dataset_name, dataset=dataset_name) if dataset_name else {}
-            super().create_model_card(model_name=model_name, tags=tags, **more)
-        elif self.is_world_process_zero():
-            card = with_metadata(card, model_name, dataset_name or more.get("dataset"), tags)
-            (folder / "README.md").write_text(card, encoding="utf-8")
-
-    def _get_output_dir(self, trial: Any) -> str:
-        return str(self.stage or super()._get_output_dir(trial))
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        "Trainer's checkpoint and the run's own state; it appears complete or not at all."
-        final = Path(super()._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
-        main, beside = self.args.should_save, final.with_name(final.name + PARTIAL)
-        with staged(final) if main else nullcontext(beside) as folder:
-            self.accelerator.wait_for_everyone()  # the folder is there
-            self.stage = folder
-            try:
-                super()._save_checkpoint(model, trial)
-            finally:
-                self.stage = None
-            if self.state.best_model_checkpoint == str(folder / final.name):
-                self.state.best_model_checkpoint = str(final)
-            self.accelerator.wait_for_everyone()  # every rank's random state is in it
-            if main:
-                self._complete(folder, folder / final.name)
-        self.accelerator.wait_for_everyone()  # it has its name
-        if main:
-            rotate_checkpoints(
-                output_dir=str(final.parent),
-                save_total_limit=self.args.save_total_limit,
-                best_model_checkpoint=self.state.best_model_checkpoint,
-                use_mtime=True,
-            )
-        self.saved_step = self.state.global_step
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(final))
-
-    def _complete(self, folder: Path, inner: Path) -> None:
-        "Add the run's own state to what Trainer wrote one level down, bring it up, and seal it."
-        self.state.save_to_json(str(inner / "trainer_state.json"))  # it names the best checkpoint
-        self.write_state(inner)
-        for path in list(inner.iterdir()):
-            path.rename(folder / path.name)
-        inner.rmdir()
-        self.named = self.named or self.identity()
-        seal(folder, **self.named, settings=free_settings(self.args), changes=self.changes)
-
-    # ---- a run in its folder ----
-
-    def train(
-        self, resume_from_checkpoint: str | bool | None = None, *given: Any, **more: Any
-    ) -> Any:
-        """Trainer's, in a folder that is this run's alone. Raises ValueError where another run is
-        in it, OSError where it takes no more; Ctrl-C and SIGTERM save a checkpoint first."""
-        args, folder, stop = self.args, self.output_dir, Stop(self.args.save_strategy != "no")
-        with ExitStack() as inside:
-            inside.enter_context(ended_early(folder, stop))
-            inside.enter_context(lost_ranks(args, lambda: self.state.global_step))
-            check_shared_disk(args)
-            start = of_first_rank(resume_from_checkpoint)
-            on_ranks(args.should_save, lambda: inside.enter_context(run_lock(folder)))
-            self.named, overwrite = self.identity(), getattr(args, "overwrite_output_dir", False)
-            begin = partial(start_of, folder, start, overwrite, self.earlier)
-            resume = on_ranks(args.should_save, begin)
-            if resume is not None:
-                on_ranks(True, partial(self.check_checkpoint, Path(resume)))
-                on_ranks(args.should_save, partial(set_aside, folder, Path(resume)))
-            self.stop, self.saved_step = stop, 0
-            try:
-                output = super().train(resume, *given, **more)
-                self.save_if_stopped()
-                return output
-            finally:
-                self.stop, self.earlier = None, logs_in(folder)
-
-    def _run_epoch(self, *given: Any, **more: Any) -> None:
-        "Trainer's, which would make one more step of a run that was finished before."
-        if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-            return
-        super()._run_epoch(*given, **more)
-
-    def save_if_stopped(self) -> None:
-        """Between two steps: where any rank was sent a signal, save a checkpoint, and raise
-        KeyboardInterrupt."""
-        if self.stop is None:
-            return
-        number = torch.tensor([self.stop.number], device=self.args.device)
-        self.stop.number = int(self.accelerator.gather(number).max())
-        if not self.stop.number:
-            return
-        if self.state.global_step not in (0, self.saved_step):
-            self._save_checkpoint(self.model_wrapped, None)
-        raise KeyboardInterrupt(f"after step {self.state.global_step}")
-
-    # ---- resuming ----
-
-    def check_checkpoint(self, folder: Path) -> None:
-        """Raises ValueError where a checkpoint is damaged, holds weights alone, or is of another
-        run. What differs and may is logged, and named in the model card."""
-        verify(folder)
-        saved = saved_run(folder)
-        if saved.get("settings", {}).get("save_only_model"):
-            raise ValueError(
-                f"{folder} was saved with save_only_model: it holds weights, and neither optimizer "
-                "nor random state, so the run cannot go on from it. Give it to a new run as its "
-                "model, or save without save_only_model."
-            )
-        changes = check_same_run(folder, self.named or {}, getattr(self.args, "resume_anyway", ()))
-        changes |= changed_settings(saved, free_settings(self.args))
-        self.changed, self.changes = set(changes), {**saved.get("changes", {})}
-        if changes:
-            step = folder.name.removeprefix("checkpoint-")
-            text = changes_text(changes, type(self.args))
-            self.changes[f"after step {step}"] = text
-            if self.is_world_process_zero():
-                logger.warning(f"resumed from {folder.name} with {text}.")
-
-    def _load_from_checkpoint(
-        self, resume_from_checkpoint: str, model: nn.Module | None = None
-    ) -> None:
-        inner = self.accelerator.unwrap_model(model or self.model)
-        self.read_model(Path(resume_from_checkpoint), inner)
-
-    def _load_best_model(self) -> None:
-        folder = Path(str(self.state.best_model_checkpoint))
-        verify(folder)
-        if self.is_deepspeed_enabled:
-            return super()._load_best_model()
-        self.read_model(folder, self.accelerator.unwrap_model(self.model))
-
-    def create_optimizer(self, model: nn.Module | None = None) -> Any:
-        "Trainer's. Raises ValueError where one that was set since lacks weights that learn."
-        if isinstance(self.optimizer, torch.optim.Optimizer) and not self.prepared:
-            trained: Any = model or self.model
-            check_optimizer(self.optimizer, self.lr_scheduler, trained)
-        return super().create_optimizer(*([] if model is None else [model]))
-
-    def create_scheduler(self, *given: Any, **more: Any) -> Any:
-        "Trainer's; what this run's settings make of the optimizer is kept for a resume."
-        scheduler: Any = super().create_scheduler(*given, **more)
-        groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
-        self.fresh_groups = [{**group} for group in groups]
-        return scheduler
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        if self.changed and self.fresh_groups:
-            with_new_rates(self.lr_scheduler, self.fresh_groups, self.changed)
-        self.resumed_from = Path(checkpoint)
-        self.read_state(self.resumed_from)
-        order = of_first_rank(pending_of(self.resumed_from, 0).get("order"))
-        if self.order is not None and order is not None:
-            self.order.begin_with = order.tolist()
-
-    def _init_training_state(
-        self, max_steps: int, per_epoch: int, epochs: int, checkpoint: str | None, trial: Any
-    ) -> tuple[int, int]:
-        """Passes over the data, and micro-batches of the one under way. Of a stream, which Trainer
-        takes for a single pass of max_steps, they are counted in the checkpoint's epoch."""
-        place = super()._init_training_state(max_steps, per_epoch, epochs, checkpoint, trial)
-        if checkpoint is None or has_length(self.train_dataset) or self.args.ignore_data_skip:
-            return place
-        saved = json.loads((Path(checkpoint) / "trainer_state.json").read_text())
-        passes, share = divmod(saved["epoch"], 1)
-        steps = round(share * saved["max_steps"])
-        return int(passes), steps * self.args.gradient_accumulation_steps
-
-    def begin(self) -> None:
-        "Before the first step: when to log and save, and what a resumed run had yet to log."
-        if self.resumed_from is None:
-            return
-        self.state.compute_steps(self.args, self.state.max_steps)  # of now, not of the checkpoint
-        pending = pending_of(self.resumed_from, self.args.process_index)
-        self.resumed_from = None
-        if "tr_loss" in pending:
-            self._tr_loss = pending["tr_loss"].to(self.args.device)
-            self._globalstep_last_logged = pending["last_logged"]
-            self.restore_pending(pending)
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        super()._save_rng_state(output_dir)
-        pending = dict(
-            tr_loss=self._tr_loss.cpu(), last_logged=self._globalstep_last_logged, **self.pending()
-        )
-        epoch = self.state.epoch or 0.0
-        if self.order is not None and epoch != int(epoch):
-            pending["order"] = torch.tensor(self.order.drawn)
-        torch.save(pending, Path(output_dir) / f"pending_{self.args.process_index}.pt")
-
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
-        sampler = super()._get_train_sampler(train_dataset)
-        if type(sampler) is not LengthGroupedSampler:
-            return sampler
-        lengths = list(sampler.lengths)  # a column of a data set is slow to read row by row
-        self.order = OrderByLength(sampler.batch_size, lengths=lengths, generator=sampler.generator)
-        return self.order
-
-    def _get_dataloader(self, *given: Any, **more: Any) -> Any:
-        "Trainer's; an evaluation reads all rows, dataloader_drop_last or not."
-        drop = self.args.dataloader_drop_last
-        self.args.dataloader_drop_last = drop and more.get("is_training", False)
-        try:
-            return super()._get_dataloader(*given, **more)
-        finally:
-            self.args.dataloader_drop_last = drop
-
-    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
-        "Trainer's; where metrics of the user's own read the predictions, rows in the order given."
-        own = getattr(self, "own_metrics", None) is not None and has_length(eval_dataset)
-        return SequentialSampler(eval_dataset) if own else super()._get_eval_sampler(eval_dataset)
-
-    def get_test_dataloader(self, test_dataset: Any) -> Any:
-        "Trainer's, in the order given, whatever the sampling strategy: predictions go by row."
-        size, in_order = self.args.eval_batch_size, lambda rows: SequentialSampler(rows)
-        return self._get_dataloader(test_dataset, "test", size, sampler_fn=in_order)
-
-    # ---- the hub ----
-
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        "Make the repository. Raises ConnectionError with the fix where the hub does not answer."
-        try:
-            super().init_hf_repo(token, private)
-        except HUB_ERRORS as error:
-            raise ConnectionError(
-                f"the hub could not be asked for a repository ({type(error).__name__}: "
-                f"{str(error).splitlines()[0]}). Nothing is lost. Log in with `hf auth login` and "
-                "check the network, or train without push_to_hub and call trainer.push_to_hub() "
-                "later."
-            ) from error
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, then push it where push_to_hub is set; a failed push is logged, not
-        raised."""
-        with writing(self.output_dir):
-            super().save_model(output_dir, _internal_call=True)
-        if not self.args.push_to_hub or _internal_call:
-            return
-        try:
-            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
-        except (ConnectionError, *HUB_ERRORS) as error:
-            self._warn_not_pushed(error)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if self.stage is not None:  # the folder must have its final name first
-            return
-        try:
-            super()._push_from_checkpoint(checkpoint_folder)
-        except HUB_ERRORS as error:
-            self._warn_not_pushed(error)
-
-    def _warn_not_pushed(self, error: Exception) -> None:
-        logger.warning(
-            f"not pushed to the hub ({type(error).__name__}: {str(error).splitlines()[0]}). The "
-            f"model is in {self.args.output_dir}; training is not affected. trainer.push_to_hub() "
-            "tries again."
-        )
 
 
 class UpdateTrainer(SealedTrainer):
     """A Trainer whose step is one whole update of a batch of prompts: `step(batch)` returns its
-    metrics, and everything that Trainer does by steps is done by updates."""
+    metrics, and everything that Trainer does by steps is done by updates. It trains a policy and,
+    with a critic, a value model."""
 
     args: PPOConfig
     model: Any  # policy and value model, and under FSDP2 what is put around them
@@ -602,8 +52,18 @@ class UpdateTrainer(SealedTrainer):
     lr_scheduler: Any
     update_count = 0
     episode_count = 0  # of all ranks; the last update of an epoch may have fewer than batch_size
-    since_log: dict[str, list[float]]  # metrics of the updates since the last log
+    processing_class: PreTrainedTokenizerBase
+    sampling_settings: Sampling  # how responses are drawn, and what ends them
     batches: Iterator | None = None  # of someone who steps by hand
+
+    def __init__(self, pair: PolicyAndValue, args: PPOConfig, **given: Any):
+        self.since_log: dict[str, list[float]] = defaultdict(list)  # metrics of these updates
+        self.controller, self.moments = make_controller(args), RunningMoments()
+        super().__init__(pair, args, **given)
+        self.layout = Layout(self.accelerator, args.offload_frozen)
+        self.forward = make_forward(args, pair, self.layout)
+        prompts = self.train_dataset
+        self.args.set_sizes(None if prompts is None else len(prompts))
 
     def __getattr__(self, name: str) -> Any:
         "What the published trainer has by another name."
@@ -618,6 +78,16 @@ class UpdateTrainer(SealedTrainer):
         "Callbacks read state.episode."
         vars(self.state)["episode"] = self.episode_count
 
+    @property
+    def pair(self) -> PolicyAndValue:
+        "Policy and value model, without what the layout puts around them."
+        model = self.model
+        return model if isinstance(model, PolicyAndValue) else self.accelerator.unwrap_model(model)
+
+    @property
+    def policy(self) -> Any:
+        return self.pair.policy
+
     # ---- for subclasses ----
 
     def step(self, batch: Any = None) -> Any:
@@ -627,6 +97,11 @@ class UpdateTrainer(SealedTrainer):
     def responses(self, prompt_ids: Tensor, prompt_mask: Tensor) -> Tensor:
         "Ids [B, T] of a response to each prompt, as an update would sample them."
         raise NotImplementedError
+
+    def predict(self, *given: Any, **more: Any) -> Any:
+        "Trainer's: a response to each prompt, the same ones for the same seed and update."
+        with self.layout.stream(self.args.seed, self.update_count):
+            return super().predict(*given, **more)
 
     def prediction_step(self, model: Any, inputs: Any, *given: Any, **named: Any) -> tuple:
         "For `predict`: a response to each prompt."
@@ -675,6 +150,16 @@ class UpdateTrainer(SealedTrainer):
             )
         return self.model_wrapped
 
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        "Trainer's; the value model's parameters get their own learning rate where it is set."
+        made = self.optimizer is None
+        if not made and not self.prepared:  # one that was set since the trainer was made
+            check_value_rate(self.args, self.optimizer)
+        super().create_optimizer(model)
+        if made and self.args.value_learning_rate is not None:
+            split_groups(self.optimizer, self.model.value, self.args.value_learning_rate)
+        return self.optimizer
+
     def next_batch(self) -> Any:
         """The next batch for someone who steps by hand; after the last one, the first of a new
         order."""
@@ -702,7 +187,12 @@ class UpdateTrainer(SealedTrainer):
     # ---- the loop, in Trainer's terms ----
 
     def train(self, *given: Any, **more: Any) -> Any:
-        "`Trainer.train`; callbacks hear of its begin and of what ended it."
+        """`Trainer.train`; its first line is that of `describe`. Callbacks hear of its begin and of
+        what ended it."""
+        if self.is_world_process_zero():
+            (logger.info if self.args.disable_tqdm else print)(self.describe())
+            stops = self.sampling_settings.stop_ids
+            warn_of_turns(self.train_dataset, self.processing_class, stops)
         self.notify("ppo_begin", self)
         set_seed(self.args.seed)  # whatever was drawn since the trainer was made
         try:
@@ -710,6 +200,10 @@ class UpdateTrainer(SealedTrainer):
         except BaseException as error:
             self.notify("ppo_end", error)
             raise
+
+    def describe(self) -> str:
+        "What runs, on what, and in which precision."
+        return describe_run(self)
 
     def get_train_dataloader(self) -> Any:
         "One rank's prompts of an update, shuffled by the seed."
@@ -804,14 +298,10 @@ class UpdateTrainer(SealedTrainer):
             self.since_log[name].append(value)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Where Trainer logs its loss, the mean of each metric since the last log; counters are
-        logged as they are. Every log is a line of metrics.jsonl too."""
+        """Where Trainer logs its loss, each metric of the updates since the last log, by `combine`.
+        Every log is a line of metrics.jsonl too."""
         if "loss" in logs and self.since_log:
-            last = ("episode", "lr", "objective/kl_coef")
-            logs = {
-                name: values[-1] if name in last else sum(values) / len(values)
-                for name, values in self.since_log.items()
-            }
+            logs = {name: combine(name, values) for name, values in self.since_log.items()}
             self.since_log = defaultdict(list)
         super().log(logs, start_time)
         if self.is_world_process_zero():
@@ -819,25 +309,55 @@ class UpdateTrainer(SealedTrainer):
             file.parent.mkdir(parents=True, exist_ok=True)
             append_jsonl(file, self.state.log_history[-1])
 
+    # ---- what is saved ----
+
+    def named_models(self) -> dict[str, Any]:
+        "Policy, value model, reference, judges, tokenizers and stop tokens, for `identity`."
+        return of_ppo(self)
+
+    def card(self, folder: Path) -> str:
+        return ppo_card(self, self.output_dir.name)
+
+    def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
+        """The policy alone, with tokenizer and generation config; in a checkpoint, and where
+        save_value_model is set, the value model too, in value/."""
+        whole = self.stage is not None  # a checkpoint
+        save_pair(
+            self.pair,
+            self.processing_class,
+            folder,
+            state,
+            self.sampling_settings.stop_ids,
+            merge=self.args.save_merged and not whole,
+            value=self.args.save_value_model or whole,
+        )
+
+    def read_model(self, folder: Path, model: Any) -> None:
+        load_pair(model, folder)
+
+    def run_state(self) -> dict[str, Any]:
+        "What changes from update to update beside the weights, as JSON."
+        return dict(
+            controller=self.controller.state_dict(),
+            moments=self.moments.state_dict(),
+            made=surroundings(self.pair, self.forward, self.layout.device),
+            update_count=self.update_count,
+            episode_count=self.episode_count,
+            since_log=self.since_log,
+        )
+
     def write_state(self, folder: Path) -> None:
-        state = dict(self.run_state(), update_count=self.update_count, since_log=self.since_log)
-        state["episode_count"] = self.episode_count
-        (folder / "ppo_state.json").write_text(json.dumps(state))
+        (folder / "ppo_state.json").write_text(json.dumps(self.run_state()))
 
     def read_state(self, folder: Path) -> None:
         state = json.loads((folder / "ppo_state.json").read_text())
         self.update_count = state["update_count"]
-        by_batches = self.update_count * self.args.batch_size  # as older checkpoints count
-        self.episode_count = state.get("episode_count", by_batches)
+        self.episode_count = state["episode_count"]
         self.since_log = defaultdict(list, state["since_log"])
-        self.restore_run_state(state)
+        self.controller.load_state_dict(state["controller"])
+        if "kl_coef" in self.changed:
+            self.controller.set(self.args.kl_coef)
+        self.moments.load_state_dict(state["moments"])
         if self.is_world_process_zero():  # later lines are of steps that are done again
             rows = (json.dumps(row) + "\n" for row in self.state.log_history)
             write_text_atomic(self.output_dir / "metrics.jsonl", "".join(rows))
-
-    def run_state(self) -> dict[str, Any]:
-        "What changes from update to update beside the weights, as JSON."
-        return {}
-
-    def restore_run_state(self, state: dict[str, Any]) -> None:
-        "Put back what `run_state` gave."

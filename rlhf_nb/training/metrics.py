@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 # Near-greedy, over ten runs of `rlhf-nb demo` (five seeds, twice): see nbs/results.ipynb.
 SEEDS = dict(  # by the kind of run, which `rlhf_nb.cli.demo_run.kind_of` names
@@ -32,6 +33,7 @@ class Metric:
     low: float | None = None  # of single updates in which the policy learns
     high: float | None = None
     first: float | None = None  # in place of high, in the first of those updates
+    over: Literal["mean", "last", "max"] = "mean"  # updates between two logs, as one number
     short: tuple[str, ...] = ()  # short names, the viewer's first
     viewer: int = 0  # its place among the viewer's curves; 0: not there
     report: int = 0  # its place among the report's curves; 0: not there
@@ -131,6 +133,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
             formula=r"$\beta$ that shaped these rewards",
             healthy="constant, or settling if adaptive",
             otherwise="adaptive and running away: `kl_target` cannot be met, lower `learning_rate`",
+            over="last",
             short=("kl_coef",),
         ),
         Metric(
@@ -272,6 +275,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
             "lr",
             title="learning rate",
             unit="step size",
+            over="last",
             formula="learning rate of the policy in this update",
             healthy="follows the schedule",
             otherwise="0 too early: `total_episodes` or `max_steps` is not what you meant",
@@ -286,6 +290,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
         ),
         Metric(
             "sampling/weight_max",
+            over="max",
             formula="largest $e^{g}$, before the cap",
             healthy="not far above 1",
             otherwise="single tokens that engine and trainer disagree on: keep the cap, use the "
@@ -387,6 +392,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
         ),
         Metric(
             "episode",
+            over="last",
             formula=r"updates so far $\times B$",
             healthy="the x axis to compare runs on",
         ),
@@ -573,6 +579,14 @@ LOG_NAMES = {short: name for name, metric in METRICS.items() for short in metric
 def metric_of(name: str) -> Metric:
     "A metric by the name in the log; one that is not known here is its own title and unit."
     return METRICS.get(name) or Metric(name, unit=name)
+
+
+def combine(name: str, values: Sequence[float]) -> float:
+    "What the log has of a metric's values in the updates since the last log."
+    over = metric_of(name).over
+    if over == "mean":
+        return sum(values) / len(values)
+    return max(values) if over == "max" else values[-1]
 
 
 def in_order(of: str) -> list[Metric]:  # of "viewer" or "report"

@@ -6,6 +6,7 @@ import inspect
 import json
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -227,28 +228,6 @@ def prompt_columns(data: Dataset) -> dict[str, Any]:
     return columns if known else dict.fromkeys(data.column_names)
 
 
-def checked(
-    data: Any,
-    name: str,  # of the argument
-    tokenizer: PreTrainedTokenizerBase,
-    check: Callable[[list[int]], None],  # of the prompts' lengths: `check_lengths`
-    functions: Mapping[str, Callable],  # that get the other columns, by name
-) -> Any:
-    "As of `as_data`. Raises ValueError that names the argument and what is wrong in it."
-    loaded = as_data(data, name)
-    if isinstance(loaded, dict) and name == "train_dataset":
-        raise ValueError(
-            f"{name} has the splits {', '.join(loaded)}: give one of them, such as "
-            f"data[{next(iter(loaded))!r}]."
-        )
-    for split, rows in sets_of(loaded).items():
-        try:
-            check_prompts(rows, tokenizer, check, functions)
-        except ValueError as error:
-            raise ValueError(f"{name}{f'[{split!r}]' if split else ''}: {error}") from error
-    return loaded
-
-
 def check_prompts(
     data: Dataset,
     tokenizer: PreTrainedTokenizerBase,
@@ -302,6 +281,35 @@ def check_lengths(
                 f"response_length {answer} that is more than the {positions} positions of "
                 f"the {name}: shorten the prompts or response_length."
             )
+
+
+@dataclass(frozen=True)
+class PromptReader:
+    "Loads the prompts of a run, and checks them against its models and its reward functions."
+
+    tokenizer: PreTrainedTokenizerBase
+    models: list[tuple[str, Any]]  # that read the prompts, by name
+    answer: int  # tokens of a response
+    functions: Mapping[str, Callable]  # that get the other columns, by name
+
+    def check_lengths(self, lengths: list[int]) -> None:
+        "As the function of that name."
+        check_lengths(lengths, self.models, self.answer)
+
+    def load(self, data: Any, name: str) -> Any:
+        "As of `as_data`. Raises ValueError that names the argument and what is wrong in it."
+        loaded = as_data(data, name)
+        if isinstance(loaded, dict) and name == "train_dataset":
+            raise ValueError(
+                f"{name} has the splits {', '.join(loaded)}: give one of them, such as "
+                f"data[{next(iter(loaded))!r}]."
+            )
+        for split, rows in sets_of(loaded).items():
+            try:
+                check_prompts(rows, self.tokenizer, self.check_lengths, self.functions)
+            except ValueError as error:
+                raise ValueError(f"{name}{f'[{split!r}]' if split else ''}: {error}") from error
+        return loaded
 
 
 def stop_tokens(

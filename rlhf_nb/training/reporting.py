@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from torch import nn
 from transformers import Trainer
 from transformers.integrations import (
@@ -23,6 +24,7 @@ from rlhf_nb import __version__
 from rlhf_nb.base.markdown import BREAK
 from rlhf_nb.checkpoint import model_card
 from rlhf_nb.forward import ValueHead
+from rlhf_nb.training.precision import half_trained
 from rlhf_nb.training.prompts import sets_of
 from rlhf_nb.training.resume import of_data
 
@@ -90,6 +92,33 @@ def software() -> dict[str, str]:
     "Versions that a card names."
     others = ("torch", "transformers", "accelerate")
     return dict(rlhf_nb=__version__, **{name: version(name) for name in others})
+
+
+def describe_run(trainer: Any) -> str:
+    "What runs, on what, and in which precision, in one line."
+    args, pair, layout = trainer.args, trainer.pair, trainer.layout
+    device = layout.device.type
+    if device == "cuda":
+        device = f"{device} ({torch.cuda.get_device_name(layout.device)})"
+    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
+    if layout.in_place and (half := half_trained(pair)):  # DeepSpeed keeps float32 besides
+        precision += f" (weights that learn in {' and '.join(half)})"
+    recomputed = args.activation_checkpointing or args.gradient_checkpointing
+    memory = "recomputed" if recomputed else "kept"
+    if args.offload_frozen:
+        memory += ", reference and reward model in host memory between uses"
+    engine = "sampling by vLLM; " if args.use_vllm else ""
+    critic = "no value model" if pair.value is None else "value model "
+    if pair.value is not None:
+        critic += parameter_counts(pair.value)
+    return (
+        f"PPO: {args.num_total_batches} updates of {args.batch_size} responses, each "
+        f"{args.num_ppo_epochs} epochs x {args.num_mini_batches} mini-batches of "
+        f"{args.mini_batch_size}, micro-batches of {args.per_device_train_batch_size}; "
+        f"{layout.describe()}, {device}, {precision}, activations {memory}; {engine}"
+        f"reference: {reference_name(trainer)}; "
+        f"trained parameters: policy {parameter_counts(pair.policy)}, {critic}."
+    )
 
 
 def ppo_card(trainer: Any, name: str) -> str:

@@ -23,7 +23,7 @@ from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.fields import settings_that_say
 from rlhf_nb.base.opened import attention_of
 from rlhf_nb.base.sharding import full_shape, sharded
-from rlhf_nb.checkpoint import MANIFEST
+from rlhf_nb.checkpoint import MANIFEST, verify
 
 NUMBER = re.compile(r"u?int\d|float|double|halffloat|bool")  # types of Arrow
 LEARNING_RATES = {"learning_rate", "value_learning_rate"}
@@ -197,6 +197,23 @@ def with_new_rates(
         rates.append((base, rate))
     bases = dict(base_lrs=[base for base, _ in rates]) if "base_lrs" in state else {}
     scheduler.load_state_dict({**state, **bases, "_last_lr": [rate for _, rate in rates]})
+
+
+def changes_since(
+    folder: Path, named: dict[str, Any], args: TrainingArguments
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """What is other than in a checkpoint, and what had changed before, in words. Raises ValueError
+    where it is damaged, holds weights alone, or is of another run."""
+    verify(folder)
+    saved = saved_run(folder)
+    if saved.get("settings", {}).get("save_only_model"):
+        raise ValueError(
+            f"{folder} was saved with save_only_model: it holds weights, and neither optimizer "
+            "nor random state, so the run cannot go on from it. Give it to a new run as its "
+            "model, or save without save_only_model."
+        )
+    changes = check_same_run(folder, named, getattr(args, "resume_anyway", ()))
+    return changes | changed_settings(saved, free_settings(args)), {**saved.get("changes", {})}
 
 
 def of_ppo(trainer: Any) -> dict[str, Any]:
