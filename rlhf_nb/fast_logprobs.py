@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from .base.fused import fused_logprobs, plain_head
 from .base.last_layer import read_at
-from .base.opened import accepted, opened, project, reads_end_to_end
-from .logprobs import response_logits, tempered, token_entropy, token_logprobs
+from .base.opened import accepted, project, reads_end_to_end, separable_model
+from .logprobs import apply_temperature, response_logits, token_entropy, token_logprobs
 from .packing import pack
 
 # %% auto #0
@@ -32,7 +32,7 @@ def response_states(
 ) -> tuple[Tensor, Callable[[Tensor], Tensor], int]:  # states [N, hidden or V], head, V
     """Last hidden states in front of the N real response tokens, and the head: states -> logits [N,
     V]."""
-    inner, real = opened(model), mask.bool()
+    inner, real = separable_model(model), mask.bool()
     if inner is None:
         logits = response_logits(model, prompt_ids, prompt_mask, response_ids, mask)
         return logits[real], lambda same: same, logits.shape[-1]
@@ -94,12 +94,13 @@ def response_logprobs(
     "Log-prob and entropy of every response token: one function for the rollout and the update."
     if entropy not in ("learn", "look", None):
         raise ValueError(f"entropy is {entropy!r}: give 'learn', 'look', or None.")
-    tempered(torch.empty(0), temperature)  # raises if it is not positive
+    apply_temperature(torch.empty(0), temperature)  # raises if it is not positive
     real = mask.bool()
     states, head, vocabulary = response_states(
         model, prompt_ids, prompt_mask, response_ids, mask, align
     )
-    ids, rows, inner = response_ids[real].long(), max(1, chunk_logits // vocabulary), opened(model)
+    ids, rows = response_ids[real].long(), max(1, chunk_logits // vocabulary)
+    inner = separable_model(model)
     matrix = None if inner is None else plain_head(inner)
     if matrix is None:
         logprobs, certainty = chunked_logprobs(states, head, ids, temperature, rows, entropy)

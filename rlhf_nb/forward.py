@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from .base.opened import accepted, body_of, masks_left_padding, opened, reads_end_to_end
+from rlhf_nb.base.opened import (
+    accepted,
+    body_of,
+    masks_left_padding,
+    reads_end_to_end,
+    separable_model,
+)
 from .base.sharding import name_layers
 from .fast_logprobs import response_logprobs
 from .models import inside, response_values
@@ -100,7 +106,7 @@ class PolicyAndValue(nn.Module):
         hidden = captured[-1].detach() if detach else captured[-1]
         end_to_end = align is not None and reads_end_to_end(inside(self.policy))
         align = align or 0
-        if opened(self.policy) is None:  # called whole, as in `response_logits`
+        if separable_model(self.policy) is None:  # called whole, as in `response_logits`
             end_to_end, align = False, None if masks_left_padding(self.policy) else 0
         places = pack(*rows, align=align, end_to_end=end_to_end).places[:, :-1]
         return logprobs, certainty, self.value(hidden).flatten()[places]

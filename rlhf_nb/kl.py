@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .logprobs import tempered
+from .logprobs import apply_temperature
 from .packing import log_ratio
 
 # %% auto #0
@@ -28,7 +28,7 @@ def full_kl(
             f"logits {list(logits.shape)} and ref_logits {list(ref_logits.shape)}: "
             "wanted one shape. Two models must share a vocabulary."
         )
-    logp, logq = [tempered(x, temperature).log_softmax(-1) for x in (logits, ref_logits)]
+    logp, logq = [apply_temperature(x, temperature).log_softmax(-1) for x in (logits, ref_logits)]
     p = logp.exp()
     return (p * (logp - logq).masked_fill(p == 0, 0.0)).sum(-1)
 

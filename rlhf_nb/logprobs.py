@@ -15,10 +15,10 @@ from .base.opened import accepted, masks_left_padding, unwrapped
 from .packing import pack
 
 # %% auto #0
-__all__ = ['tempered', 'token_logprobs', 'token_entropy', 'response_logits']
+__all__ = ['apply_temperature', 'token_logprobs', 'token_entropy', 'response_logits']
 
 # %% ../nbs/course/05_logprobs.ipynb #d4a8108d
-def tempered(
+def apply_temperature(
     logits: Tensor,  # [..., V]
     temperature: float,  # what the sampler divided by
 ) -> Tensor:  # [..., V] in float32 (float64 stays)
@@ -44,7 +44,7 @@ def token_logprobs(
             f"logits {list(logits.shape)} do not pair with ids {list(ids.shape)}: give one row of "
             "logits for each token."
         )
-    z = tempered(logits, temperature)
+    z = apply_temperature(logits, temperature)
     return z.gather(-1, ids.long().unsqueeze(-1)).squeeze(-1) - z.logsumexp(-1)
 
 # %% ../nbs/course/05_logprobs.ipynb #694a6762
@@ -53,7 +53,7 @@ def token_entropy(
     temperature: float = 1.0,  # what the sampler divided by
 ) -> Tensor:  # [..., T] float32, in nats, between 0 and log V
     "Exact entropy over the vocabulary; a logit of -inf adds nothing."
-    logp = tempered(logits, temperature).log_softmax(-1)
+    logp = apply_temperature(logits, temperature).log_softmax(-1)
     return (logp.exp() * -logp.clamp(min=-1e4)).sum(
         -1
     )  # exp(-1e4) is 0: the clamp turns 0 * -inf into 0

@@ -20,7 +20,8 @@ from .base.sharding import gathered, sharded_by_deepspeed
 from .packing import pack, position_ids
 
 # %% auto #0
-__all__ = ['inside', 'scorer_head', 'scorer_from', 'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'frozen']
+__all__ = ['inside', 'scorer_head', 'scorer_from', 'token_scores', 'sequence_scores', 'response_values', 'zero_head',
+           'copy_frozen']
 
 # %% ../nbs/course/04_models.ipynb #66ea387d
 def inside(model: Any) -> Any:
@@ -133,6 +134,6 @@ def zero_head(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 # %% ../nbs/course/04_models.ipynb #ae36cb7a
-def frozen(model: nn.Module) -> nn.Module:
+def copy_frozen(model: nn.Module) -> nn.Module:
     "A copy that no optimizer moves: the reference."
     return copy.deepcopy(model).eval().requires_grad_(False)

@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from .base.custom import check_head
-from .base.encoding import ANSWERS, Marked, alike, encode, front_ids, pair_texts
+from .base.encoding import ANSWERS, Marked, encode, front_ids, overlap, pair_texts
 from .base.fields import NotNegative, setting
 from .base.last_layer import read_at
 from .base.markdown import inline, on_hub, two_columns
@@ -45,10 +45,10 @@ from rlhf_nb.preferences import (
 from .sft import check_lengths, quiet_bars, tokenizer_of
 from rlhf_nb.training.model_loading import (
     CENTER,
+    add_adapter,
+    distinct_pad_id,
     fit_embeddings,
     load_reward_model,
-    pad_alone,
-    with_adapter,
 )
 from .training.prompts import rows_of
 from .training.reporting import hub_name
@@ -94,7 +94,7 @@ def _pair_ids(
             "drop such rows, they teach nothing",
         )
     if starts is None:
-        starts = [alike(*pair)] * 2
+        starts = [overlap(*pair)] * 2
         if starts[0] <= bos:
             _refuse(
                 number,
@@ -354,7 +354,7 @@ class RewardTrainer(SealedTrainer):
         tokenizer = tokenizer_with(args, tokenizer_of(model, processing_class))
         options = args.loading(quantization_config) if isinstance(model, (str, Path)) else {}
         scorer = fit_embeddings(load_reward_model(model, args.seed, **options), tokenizer)
-        scorer = check_head(with_adapter(scorer, peft_config, args.seed), "reward model")
+        scorer = check_head(add_adapter(scorer, peft_config, args.seed), "reward model")
 
         def encode(data: Any) -> Any:
             rows = encode_pairs(data, tokenizer, args.max_length, args.dataset_num_proc)
@@ -498,7 +498,7 @@ class RewardTrainer(SealedTrainer):
         """With an adapter, writes the centre to a file: the folder has no model config to hold it.
         A pad token that is the stop token is left out of the config: see `reward_card`."""
         config = inside(self.model).config.get_text_config()
-        pad, config.pad_token_id = config.pad_token_id, pad_alone(self.processing_class)
+        pad, config.pad_token_id = config.pad_token_id, distinct_pad_id(self.processing_class)
         super().write_model(folder, state)
         config.pad_token_id = pad
         if hasattr(self.model, "peft_config"):
@@ -522,5 +522,5 @@ class RewardTrainer(SealedTrainer):
             results,
             hub_name(self.model),
             adapter,
-            pad_alone(self.processing_class) is None,
+            distinct_pad_id(self.processing_class) is None,
         )

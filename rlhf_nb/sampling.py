@@ -18,8 +18,8 @@ from transformers import DynamicCache, StopStringCriteria
 from rlhf_nb.base.opened import (
     accepted,
     embedding_rows,
-    opened,
     project,
+    separable_model,
     unwrapped,
     uses_cache,
 )
@@ -114,7 +114,7 @@ class Writing:
         "The same, computed from all tokens of each row."
         nothing = self.mask[:, :0]
         packed = pack(self.unread, self.mask, nothing.long(), nothing, align=1)
-        inner, last = opened(self.model), packed.places[:, 0]
+        inner, last = separable_model(self.model), packed.places[:, 0]
         body = unwrapped(self.model) if inner is None else inner.get_decoder()
         inputs = accepted(body.forward, packed.inputs)
         if inner is None:

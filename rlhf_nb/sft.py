@@ -32,17 +32,17 @@ from transformers import (
 
 from rlhf_nb.base.encoding import (
     Marked,
-    closed,
+    cut_at_end,
+    drop_none,
     encode,
     front_ids,
-    joined,
+    join_answer,
     marked_answers,
     marked_pair,
     prompt_text,
     render,
+    strip_stop,
     template_settings,
-    without_none,
-    without_stop,
 )
 from .base.fields import NotNegative, setting
 from .base.last_layer import read_at
@@ -50,7 +50,7 @@ from .base.opened import embedding_rows, reads_end_to_end
 from .base.sharding import gathered
 from .masks import right_pad
 from .models import inside
-from .training.model_loading import fit_embeddings, load_policy, with_adapter
+from .training.model_loading import add_adapter, fit_embeddings, load_policy
 from .training.prompts import rows_of
 from .training.sealed import SealedTrainer
 from rlhf_nb.training.supervised import (
@@ -93,20 +93,20 @@ def marked_row(
             raise ValueError("it has no prompt or no completion (None): drop it.")
         if completion_only is not False and not assistant_only:
             return marked_pair(prompt, answer, tokenizer, **settings)
-        turns, first = joined(prompt, answer), len(prompt)
+        turns, first = join_answer(prompt, answer), len(prompt)
     if not turns:
         raise ValueError(f"its text is {turns!r}: drop it.")
     if isinstance(turns, list) and isinstance(turns[0], dict) and "from" in turns[0]:
         known = dict(human="user", gpt="assistant")
         turns = [dict(role=known.get(x["from"], x["from"]), content=x["value"]) for x in turns]
     if not assistant_only:
-        text = closed(render(turns, tokenizer, **settings), turns, tokenizer, **settings)
-        text = without_stop(text, tokenizer)
+        text = cut_at_end(render(turns, tokenizer, **settings), turns, tokenizer, **settings)
+        text = strip_stop(text, tokenizer)
         return Marked(text, [(-1, len(text))], True)
     if isinstance(turns, str):
         raise ValueError("it is no conversation, and assistant_only_loss is True.")
     first += first > 0 and turns[0]["role"] != row["prompt"][0]["role"]  # a system turn in front
-    goes_on = first > 0 and turns[first - 1] != without_none(row["prompt"][-1])
+    goes_on = first > 0 and turns[first - 1] != drop_none(row["prompt"][-1])
     marked = marked_answers(turns, tokenizer, first - goes_on, **settings)
     if goes_on and marked.answers:  # what the prompt has begun is no answer
         (start, end), *others = marked.answers
@@ -446,7 +446,7 @@ class SFTTrainer(SealedTrainer):
         width = 10**9 if reads_end_to_end(model) else 0  # such attention reads a single line alone
         packed = partial(packed_batch, fill_id=fill, width=width, multiple=multiple)
         super().__init__(
-            with_adapter(model, peft_config, args.seed),
+            add_adapter(model, peft_config, args.seed),
             args,
             data_collator=packed if args.packing else self.padded,
             train_dataset=train_dataset,

@@ -18,7 +18,7 @@ import rlhf_nb
 from rlhf_nb.base.encoding import (
     encode,
     encode_prompts,
-    joined,
+    join_answer,
     marked_answers,
     marked_pair,
     prompt_text,
@@ -487,13 +487,13 @@ def test_prompts_and_answers_are_joined(tokenizers):
     block = lambda text: [dict(type="text", text=text)]
     wanted = [*ONE[:1], turn("assistant", [*block("A"), *block(" model.")])]
     blocks = [*ONE[:1], turn("assistant", block("A"))]
-    assert joined(blocks, " model.") == wanted
-    assert joined(begun, [turn("assistant", block(" model."))]) == wanted
+    assert join_answer(blocks, " model.") == wanted
+    assert join_answer(begun, [turn("assistant", block(" model."))]) == wanted
     whole = [turn("user", block(ONE[0]["content"])), *ONE[1:]]  # the same question in blocks
-    assert joined(ONE[:1], whole) == whole and joined(whole[:1], ONE) == ONE
-    assert joined(ONE[:1], [turn("developer", "Be brief."), *whole])[1:] == whole
+    assert join_answer(ONE[:1], whole) == whole and join_answer(whole[:1], ONE) == ONE
+    assert join_answer(ONE[:1], [turn("developer", "Be brief."), *whole])[1:] == whole
     pictures = [turn("user", [*block(ONE[0]["content"]), dict(type="image")]), *ONE[1:]]
-    assert joined(ONE[:1], pictures) == [ONE[0], *pictures]
+    assert join_answer(ONE[:1], pictures) == [ONE[0], *pictures]
 
 
 # catches: the user's turn twice, where the answer repeats it behind a system turn of its own

@@ -39,27 +39,17 @@ def wilson(wins, ties, losses):
 
 
 # catches: a score interval that is not Wilson's without ties, sides exchanged, a variance that
-# forgets the ties
-@pytest.mark.parametrize(
-    "wins, losses", [(0, 1), (1, 0), (8, 2), (40, 0), (0, 40), (33, 67), (500, 500)]
-)
-def test_without_ties_it_is_wilson(wins, losses):
-    found = win_rate_interval(wins, 0, losses)
-    assert found == pytest.approx(wilson(wins, 0, losses), abs=1e-9)
-    assert found == pytest.approx(
-        [1 - x for x in win_rate_interval(losses, 0, wins)][::-1], abs=1e-9
-    )
-
-
-# catches: an interval without the rate, of no width, or that ties make wider
-def test_ties_narrow_the_interval_and_never_to_nothing():
-    for wins, ties, losses in product((0, 1, 7), (0, 1, 30), (0, 1, 7)):
-        if not (n := wins + ties + losses):
-            continue
+# forgets the ties; an interval without the rate, of no width, or that ties make wider
+def test_the_interval_is_wilsons_and_ties_narrow_it():
+    few = [counts for counts in product((0, 1, 7), (0, 1, 30), (0, 1, 7)) if sum(counts)]
+    for wins, ties, losses in (*few, (8, 0, 2), (40, 0, 0), (33, 0, 67), (500, 0, 500)):
         low, high = win_rate_interval(wins, ties, losses)
-        assert 0 <= low <= (wins + ties / 2) / n <= high <= 1 and high - low > 0.04
-        wide = wilson(wins, ties, losses)
-        assert high - low <= wide[1] - wide[0] + 1e-9
+        narrow, (least, most) = high - low, wilson(wins, ties, losses)
+        assert 0 <= low <= (wins + ties / 2) / (wins + ties + losses) <= high <= 1
+        assert narrow <= most - least + 1e-9 and narrow > 0.04
+        assert ties or (low, high) == pytest.approx((least, most), abs=1e-9)
+        turned = win_rate_interval(losses, ties, wins)
+        assert (low, high) == pytest.approx((1 - turned[1], 1 - turned[0]), abs=1e-9)
     for bad in ((0, 0, 0), (-1, 2, 3)):
         with pytest.raises(ValueError, match="at least one judging"):
             win_rate_interval(*bad)
@@ -143,15 +133,6 @@ def test_the_paired_interval_covers_the_truth(n, lead, tie):
     assert n == 40 or np.mean(widths) < np.mean(apart)
 
 
-# catches: the interval of the report that forgets the ties
-def test_the_report_has_the_interval_with_ties(world):
-    posts = world["test"]
-    n = len(posts)
-    same = Completions(posts["prompt"], posts["completion"], [True] * n, [9] * n)
-    report, _ = judge_completions(same, posts, 0.0)
-    assert (report.low, report.high) == win_rate_interval(0, n, 0)
-
-
 # catches: judgings of one prompt counted as so many prompts (coverage 0.74 here), prompts resampled
 # without their judgings
 def test_repeated_prompts_are_covered_too():
@@ -195,17 +176,12 @@ def stored(world):
         write_summary(f, rng, rng.sample(["when", "why", "feeling", "question"], rng.randrange(5)))
         for f in facts
     ]
-    return (
-        posts,
-        facts,
-        Completions(
-            list(posts["prompt"]), texts, [rng.random() < 0.7 for _ in texts], [9] * len(texts)
-        ),
-    )
+    stopped = [rng.random() < 0.7 for _ in texts]
+    return posts, facts, Completions(list(posts["prompt"]), texts, stopped, [9] * len(texts))
 
 
 # catches: a rate of theirs, ties lost or counted whole, a stop forgotten or turned round with its
-# pair, order that leaks into the rate
+# pair, order that leaks into the rate; the interval of either report that forgets the ties
 @pytest.mark.parametrize("both", [True, False])
 def test_gold_agrees_with_a_direct_computation(stored, both):
     posts, facts, mine = stored
@@ -221,21 +197,15 @@ def test_gold_agrees_with_a_direct_computation(stored, both):
         ends,
         both_orders=both,
     )
-    assert (
-        found.win_rate == win_rate(ours, theirs) == judge_completions(mine, posts, 0.0)[0].win_rate
-    )
-    assert (found.wins, found.ties, found.losses, found.invalid, found.n) == (
-        sum(a > b for a, b in zip(ours, theirs)),
-        sum(a == b for a, b in zip(ours, theirs)),
-        sum(a < b for a, b in zip(ours, theirs)),
-        0,
-        len(posts),
-    )
-    assert found.ties and found.wins and found.losses
-    assert found.scores == [(a > b) + 0.5 * (a == b) for a, b in zip(ours, theirs)]
-    assert (found.low, found.high) == win_rate_interval(
-        found.wins, found.ties, found.losses
-    ) and found.flipped == (0 if both else None)
+    direct, _ = judge_completions(mine, posts, 0.0)
+    assert found.win_rate == win_rate(ours, theirs)
+    assert found.scores == outcomes(ours, theirs) and (found.invalid, found.n) == (0, len(posts))
+    counts = [found.scores.count(x) for x in (1, 0.5, 0)]
+    assert [found.wins, found.ties, found.losses] == counts and all(counts)
+    ends_of = win_rate_interval(*counts)
+    for report in (found, direct):
+        assert (report.win_rate, report.low, report.high) == (found.win_rate, *ends_of)
+    assert found.flipped == (0 if both else None)
     swapped = judge_pairs(
         GoldPairJudge(),
         posts["prompt"],
@@ -245,12 +215,10 @@ def test_gold_agrees_with_a_direct_computation(stored, both):
         [e[::-1] for e in ends],
     )
     assert swapped.win_rate == pytest.approx(1 - found.win_rate)
-    assert (
-        str(found).split("\n")[-1]
-        == f"Model win rate: {found.win_rate:.2%} (95% interval {100 * found.low:.1f} to "
-        f"{100 * found.high:.1f})"
-    )
-    assert str(found).split("\n")[-1] in re.sub("<[^>]*>", "\n", found._repr_html_())
+    last = str(found).split("\n")[-1]
+    ends_in_words = f"(95% interval {100 * found.low:.1f} to {100 * found.high:.1f})"
+    assert last == f"Model win rate: {found.win_rate:.2%} {ends_in_words}"
+    assert last in re.sub("<[^>]*>", "\n", found._repr_html_())
 
 
 # catches: a first answer that wins by its place; a change of mind that counts as anything but a
@@ -279,13 +247,8 @@ def test_the_order_and_what_is_no_verdict():
 
     found = judge_pairs(judge, prompts, ours, theirs)
     assert found.scores == [1.0, 0.5, 0.5, 0.0, None, 0.5]
-    assert (found.wins, found.ties, found.losses, found.invalid, found.n) == (
-        1,
-        3,
-        1,
-        1,
-        5,
-    ) and found.win_rate == 0.5
+    assert (found.wins, found.ties, found.losses, found.invalid, found.n) == (1, 3, 1, 1, 5)
+    assert found.win_rate == 0.5
     assert found.flipped == 2 / 5 and found.first == 4 / 8 and found.judge == "judge"
     assert len(calls) == 1 and len(calls[0]) == 12 and len(set(calls[0])) == 12
     assert "invalid 1" in str(found) and "40.0%" in str(found)
@@ -299,12 +262,9 @@ def test_one_order_is_by_chance():
         shown.append([a == "o" for a, b in pairs])
         return [0.0] * len(pairs)
 
-    once = judge_pairs(
-        judge, [str(i) for i in range(400)], ["o"] * 400, ["t"] * 400, both_orders=False
-    )
-    judge_pairs(
-        judge, [str(i) for i in range(400)], ["o"] * 400, ["t"] * 400, both_orders=False, seed=1
-    )
+    rows = [*map(str, range(400))], ["o"] * 400, ["t"] * 400
+    once = judge_pairs(judge, *rows, both_orders=False)
+    judge_pairs(judge, *rows, both_orders=False, seed=1)
     assert 150 < sum(shown[0]) < 250 and once.wins == sum(shown[0]) and shown[0] != shown[1]
     assert once.first == 1.0 and once.flipped is None
 
@@ -314,9 +274,8 @@ def test_prompts_that_come_back_are_one():
     ours = ["long answer" if i < 20 else "" for i in range(40)]
     plain = judge_pairs(first_of_longer, [str(i) for i in range(40)], ours, ["short"] * 40)
     again = judge_pairs(first_of_longer, [str(i // 4) for i in range(40)], ours, ["short"] * 40)
-    assert plain.win_rate == again.win_rate and again.high - again.low > 1.4 * (
-        plain.high - plain.low
-    )
+    assert plain.win_rate == again.win_rate
+    assert again.high - again.low > 1.4 * (plain.high - plain.low)
     assert "bootstrap" in again.method and "Tango" in plain.method
 
 
@@ -374,13 +333,8 @@ class Server:
     headers, or None: say nothing for a while."""
 
     def __init__(self, play, port):
-        self.requests, self.payloads, self.keys, self.lock, self.stopped = (
-            0,
-            [],
-            [],
-            threading.Lock(),
-            threading.Event(),
-        )
+        self.requests, self.payloads, self.keys = 0, [], []
+        self.lock, self.stopped = threading.Lock(), threading.Event()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -436,14 +390,8 @@ def by_length(number, chat):
 
 @pytest.fixture
 def serve(monkeypatch):
-    for name in (
-        "OPENAI_API_KEY",
-        "OPENAI_BASE_URL",
-        "http_proxy",
-        "HTTP_PROXY",
-        "all_proxy",
-        "ALL_PROXY",
-    ):
+    proxies = "http_proxy HTTP_PROXY all_proxy ALL_PROXY"
+    for name in f"OPENAI_API_KEY OPENAI_BASE_URL {proxies}".split():
         monkeypatch.delenv(name, raising=False)
     made = []
 
@@ -473,15 +421,11 @@ def test_endpoint_judges(serve):
     judge = judge_of(server, api_key="sk-secret", prices=(2.0, 10.0))
     ours = [*OURS[:-1], "yyy"]
     found = judge_pairs(judge, PROMPTS, ours, THEIRS)
-    assert (
-        found.scores == judge_pairs(first_of_longer, PROMPTS, ours, THEIRS).scores
-        and found.flipped == 0
-    )
-    assert (
-        server.requests == 22
-        and set(server.keys) == {"Bearer sk-secret"}
-        and found.judge == "tiny-judge"
-    )
+    assert found.scores == judge_pairs(first_of_longer, PROMPTS, ours, THEIRS).scores
+    assert found.flipped == 0
+    assert server.requests == 22
+    assert set(server.keys) == {"Bearer sk-secret"}
+    assert found.judge == "tiny-judge"
     assert all(
         p["temperature"] == 0 and p["model"] == "tiny-judge" and p["max_tokens"] == 16
         for p in server.payloads
@@ -501,15 +445,12 @@ def test_cache(serve, tmp_path):
     first = judge_pairs(judge_of(server, api_key="sk-secret", cache=path), PROMPTS, OURS, THEIRS)
     assert server.requests == 24 and len(path.read_text().splitlines()) == 24
     again = judge_pairs(judge_of(server, api_key="another", cache=str(path)), PROMPTS, OURS, THEIRS)
-    assert (
-        server.requests == 24
-        and again.scores == first.scores
-        and "24 from the cache" in again.usage
-        and "0 tokens in" in again.usage
-    )
-    assert "sk-secret" not in path.read_text() and "sk-secret" not in repr(
-        judge_of(server, api_key="sk-secret")
-    )
+    assert server.requests == 24
+    assert again.scores == first.scores
+    assert "24 from the cache" in again.usage
+    assert "0 tokens in" in again.usage
+    assert "sk-secret" not in path.read_text()
+    assert "sk-secret" not in repr(judge_of(server, api_key="sk-secret"))
     for other in (dict(instructions="Which?"), dict(options={"max_tokens": 5})):
         before = server.requests
         judge_pairs(judge_of(server, cache=path, **other), PROMPTS[:2], OURS[:2], THEIRS[:2])
@@ -558,10 +499,7 @@ def test_a_damaged_cache_loses_one_line(serve, tmp_path):
         (503, b"", {}),
         (429, b"slow down", {}),
         (408, b"", {}),
-        (200, b"<html>", {}),
-        (200, b'{"error": "busy"}', {}),
-        (200, b'{"choices": []}', {}),
-        (200, b"[]", {}),
+        *((200, body, {}) for body in (b"<html>", b'{"error": "busy"}', b'{"choices": []}', b"[]")),
         (200, b'{"choices": [{"message": "1"}]}', {}),
         None,
     ],
@@ -575,11 +513,8 @@ def test_what_may_pass_is_tried_again(serve, fault):
 
 
 def test_it_waits_as_long_as_it_is_told(serve):
-    server = serve(
-        lambda number, chat: (
-            reply("1", status=429, **{"Retry-After": 1}) if number == 1 else reply("2")
-        )
-    )
+    busy = reply("1", status=429, **{"Retry-After": 1})
+    server = serve(lambda number, chat: busy if number == 1 else reply("2"))
     start = time.monotonic()
     assert judge_of(server)(["p"], [("a", "b")]) == [1.0] and time.monotonic() - start > 0.95
     server = serve(lambda number, chat: (500, b"", {}))
@@ -593,13 +528,7 @@ def test_it_waits_as_long_as_it_is_told(serve):
 # along
 @pytest.mark.parametrize(
     "status, headers",
-    [
-        (400, {}),
-        (401, {}),
-        (404, {}),
-        (302, {"Location": "/elsewhere"}),
-        (307, {"Location": "/elsewhere"}),
-    ],
+    [*product((400, 401, 404), [{}]), *product((302, 307), [{"Location": "/elsewhere"}])],
 )
 def test_what_will_not_pass_ends_at_once(serve, status, headers):
     server = serve(lambda number, chat: (status, b"no: the key sk-secret is wrong", headers))
@@ -608,12 +537,10 @@ def test_what_will_not_pass_ends_at_once(serve, status, headers):
             PROMPTS, list(zip(OURS, ["z" * 9] * 12))
         )
     said = str(caught.value)
-    assert (
-        server.requests == 1
-        and f"HTTP {status}" in said
-        and server.url in said
-        and "12 of 12 judgings are missing" in said
-    )
+    assert server.requests == 1
+    assert f"HTTP {status}" in said
+    assert server.url in said
+    assert "12 of 12 judgings are missing" in said
     import traceback
 
     assert "sk-secret" not in "".join(traceback.format_exception(caught.value)).replace(
@@ -623,70 +550,48 @@ def test_what_will_not_pass_ends_at_once(serve, status, headers):
 
 # catches: a reply that is no verdict taken for a tie, asked again in the same words for ever, not
 # paid for in the bill, asked again by the next run
-@pytest.mark.parametrize(
-    "text", ["The first one.", "", None, ["1"], "12", "1 or 2", "-1", "3", "ONE"]
-)
-def test_malformed_answers_are_invalid(serve, tmp_path, text):
-    server = serve(
-        lambda number, chat: (
-            reply(text) if "prompt 3" in chat[1]["content"] else by_length(number, chat)
-        )
-    )
+def test_malformed_answers_are_invalid(serve, tmp_path):
+    texts = ["The first one.", "", None, ["1"], "12", "1 or 2", "-1", "3", "ONE", "2 is better"]
+    index = lambda chat: int(re.search(r"prompt (\d+)", chat[1]["content"])[1])
+    replies = [*map(reply, texts), reply("1"), reply("2")]
+    server = serve(lambda number, chat: replies[index(chat)])
     judge = judge_of(server, cache=tmp_path / "c.jsonl", tries=3)
     found = judge_pairs(judge, PROMPTS, OURS, THEIRS)
-    assert (
-        found.invalid == 1
-        and found.n == 11
-        and found.scores[3] is None
-        and "invalid 1" in str(found)
-    )
-    assert (
-        server.requests == 22 + 2 * 3
-        and "24 judgings asked for in 28 replies" in found.usage
-        and "2,800 tokens in" in found.usage
-    )
-    chats = [p["messages"] for p in server.payloads if "prompt 3" in p["messages"][1]["content"]]
-    assert (
-        sorted(map(len, chats)) == [2, 2, 4, 4, 6, 6] and max(chats, key=len)[3]["role"] == "user"
-    )
+    assert found.invalid == 10 and found.n == 2 and "invalid 10" in str(found)
+    assert found.scores[:10] == [None] * 10 and None not in found.scores[10:]
+    assert server.requests == 4 + 20 * 3 and "6,400 tokens in" in found.usage
+    assert "24 judgings asked for in 64 replies" in found.usage
+    for i in range(10):
+        chats = [p["messages"] for p in server.payloads if index(p["messages"]) == i]
+        assert sorted(map(len, chats)) == [2, 2, 4, 4, 6, 6]
+        assert max(chats, key=len)[3]["role"] == "user"
     again = judge_pairs(judge_of(server, cache=tmp_path / "c.jsonl"), PROMPTS, OURS, THEIRS)
-    assert server.requests == 28 and again.scores == found.scores
+    assert server.requests == 64 and again.scores == found.scores
 
 
 # catches: a verdict on the second asking that is lost; tokens that are not told counted as told
 def test_malformed_once(serve):
-    server = serve(
-        lambda number, chat: reply(
-            "well..." if len(chat) == 2 else " **2**.", tokens=None if len(chat) == 2 else (50, 1)
-        )
-    )
+    replies = {2: reply("well...", None), 4: reply(" **2**.", (50, 1))}
+    server = serve(lambda number, chat: replies[len(chat)])
     judge = judge_of(server)
     assert judge(["p"], [("a", "b")]) == [1.0]
-    assert (
-        "1 judgings asked for in 2 replies" in judge.usage()
-        and "50 tokens in, 1 out (and 1 replies without a count)" in judge.usage()
-    )
+    assert "1 judgings asked for in 2 replies" in judge.usage()
+    assert "50 tokens in, 1 out (and 1 replies without a count)" in judge.usage()
 
 
 # catches: judgings that are kept in memory until the end, a run that pays twice, an error without
 # the address, the count or the way out
 def test_a_server_that_dies_halfway(serve, tmp_path):
-    server, path = (
-        serve(
-            lambda number, chat: by_length(number, chat) if number <= 10 else (500, b"dying", {})
-        ),
-        tmp_path / "c.jsonl",
-    )
+    dying = lambda number, chat: by_length(number, chat) if number <= 10 else (500, b"dying", {})
+    server, path = serve(dying), tmp_path / "c.jsonl"
     with pytest.raises(ConnectionError) as caught:
         judge_pairs(judge_of(server, cache=path, attempts=2, concurrency=3), PROMPTS, OURS, THEIRS)
     said = str(caught.value)
-    assert (
-        server.url in said
-        and "14 of 24 judgings are missing" in said
-        and str(path) in said
-        and "dying" in said
-        and "base_url" in said
-    )
+    assert server.url in said
+    assert "14 of 24 judgings are missing" in said
+    assert str(path) in said
+    assert "dying" in said
+    assert "base_url" in said
     assert len(path.read_text().splitlines()) == 10
     port = server.http.server_port
     server.close()
@@ -742,22 +647,9 @@ def test_settings(serve, monkeypatch):
         EndpointJudge("m", concurrency=0)
 
 
-@pytest.mark.parametrize(
-    "text, verdict",
-    [
-        ("1", 0.0),
-        ("2", 1.0),
-        ("0", 0.5),
-        ("`2`", 1.0),
-        ("[1]\n", 0.0),
-        ("1.", 0.0),
-        ("10", None),
-        ("2 is better", None),
-        ("two", None),
-    ],
-)
-def test_parse_verdict(text, verdict):
-    assert parse_verdict(text) == verdict
+def test_parse_verdict():
+    verdicts = {"1": 0.0, "2": 1.0, "0": 0.5, "`2`": 1.0, "[1]\n": 0.0, "1.": 0.0, "10": None}
+    assert {text: parse_verdict(text) for text in verdicts} == verdicts
 
 
 # ---- Best of n and the frontier ----
@@ -786,10 +678,9 @@ def test_best_of_n_by_brute_force(n):
     assert best_of_n_reward(torch.tensor(scores), n, of=gold.tolist()) == pytest.approx(want)
 
 
-# catches: an estimate that is biased; an overflow with thousands of samples
-def test_best_of_n_is_unbiased_and_large():
+# catches: an overflow with thousands of samples
+def test_best_of_n_of_many():
     rng = np.random.default_rng(0)
-    assert best_of_n_reward(rng.random((4000, 8)), 4) == pytest.approx(4 / 5, abs=0.005)
     assert 0 < best_of_n_reward(rng.random((1, 4000)), 1000) <= 1
     for bad, n in (([[1.0, 2.0]], 3), ([[1.0, 2.0]], 0), ([1.0, 2.0], 1), ([[1.0, math.nan]], 1)):
         with pytest.raises(ValueError, match="expected"):
@@ -819,20 +710,17 @@ def test_response_kl(world, tokenizer, tiny):
 
     policy, ref, prompts = tiny(0), tiny(1), list(world["test"]["prompt"]) * 8
     with torch.no_grad():
-        policy.get_output_embeddings().weight.mul_(
-            8
-        )  # sure of itself where the reference is not: the two directions differ
+        # sure of itself where the reference is not: the two directions differ
+        policy.get_output_embeddings().weight.mul_(8)
     policy.train()
     ref.eval()
     state = torch.get_rng_state()
     kl = response_kl(policy, ref, tokenizer, prompts, response_length=6, batch_size=100)
-    assert (
-        policy.training
-        and not ref.training
-        and torch.equal(state, torch.get_rng_state())
-        and kl.shape == (len(prompts),)
-        and (kl >= 0).all()
-    )
+    assert policy.training
+    assert not ref.training
+    assert torch.equal(state, torch.get_rng_state())
+    assert kl.shape == (len(prompts),)
+    assert (kl >= 0).all()
     assert torch.equal(
         kl, response_kl(policy, ref, tokenizer, prompts, response_length=6, batch_size=100)
     )
@@ -872,14 +760,8 @@ def test_frontier():
         )
     )
     found = frontier(rows)
-    assert found["update"].tolist() == [1, 3, 4, 2, 7, 5] and found["on_frontier"].tolist() == [
-        True,
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
+    assert found["update"].tolist() == [1, 3, 4, 2, 7, 5]
+    assert found["on_frontier"].tolist() == [True] * 3 + [False] * 3
     assert frontier(rows, by="gold").query("on_frontier")["update"].tolist() == [1, 3]
     assert frontier(rows.drop(columns="win_rate")).query("on_frontier")["update"].tolist() == [1, 3]
     with pytest.raises(ValueError, match="kl"):
@@ -913,19 +795,14 @@ def test_plot_frontier():
 # catches: n-grams across texts, characters for words, a count for a share, an answer shorter than n
 # that divides by zero
 def test_form():
-    assert (
-        distinct_n(["a b", "b a"], 2) == 1
-        and distinct_n(["a b", "a b"], 2) == 0.5
-        and distinct_n(["a a a"], 1) == pytest.approx(1 / 3)
-    )
-    assert (
-        repetition("a b c a b c") == pytest.approx(1 / 4)
-        and repetition("no no no no") == 0.5
-        and repetition("a b") == repetition("") == 0
-    )
-    assert distinct_n(["", "a"], 3) == 0 and distinct_n(
-        ["naïve café, naïve café"], 2
-    ) == pytest.approx(3 / 4)
+    assert distinct_n(["a b", "b a"], 2) == 1
+    assert distinct_n(["a b", "a b"], 2) == 0.5
+    assert distinct_n(["a a a"], 1) == pytest.approx(1 / 3)
+    assert repetition("a b c a b c") == pytest.approx(1 / 4)
+    assert repetition("no no no no") == 0.5
+    assert repetition("a b") == repetition("") == 0
+    assert distinct_n(["", "a"], 3) == 0
+    assert distinct_n(["naïve café, naïve café"], 2) == pytest.approx(3 / 4)
     found = text_statistics(
         Completions(
             ["p"] * 4, ["a b", "a b", " ", "c c c c"], [True, True, False, True], [3, 3, 8, 4]
@@ -979,11 +856,9 @@ def test_a_healthy_run_raises_none():
 def test_a_hacked_run_raises_its_alarm(kind, end):
     for seed in range(12):
         alarms = hacking_alarms(series(seed, **{kind: end}))
-        assert (
-            [alarm.kind for alarm in alarms] == [kind]
-            and 6 <= alarms[0].update <= 29
-            and f"Update {alarms[0].update}:" in str(alarms[0])
-        )
+        assert [alarm.kind for alarm in alarms] == [kind]
+        assert 6 <= alarms[0].update <= 29
+        assert f"Update {alarms[0].update}:" in str(alarms[0])
         assert (
             hacking_alarms(series(seed, score=-2.0, **{kind: end})) == []
         )  # the score fell: something else is wrong
@@ -1008,12 +883,10 @@ def test_alarms_read_the_log_of_the_trainer():
         "step", ignore_index=True
     )
     found = hacking_alarms(log)
-    assert found == hacking_alarms(frame.drop(columns="repetition")) and [
-        a.kind for a in found
-    ] == ["kl", "length"]
-    assert [a.kind for a in hacking_alarms(log, kl_most=1e3)] == ["length"] and [
-        a.kind for a in hacking_alarms(log, length_ratio=9)
-    ] == ["kl"]
+    assert found == hacking_alarms(frame.drop(columns="repetition"))
+    assert [a.kind for a in found] == ["kl", "length"]
+    assert [a.kind for a in hacking_alarms(log, kl_most=1e3)] == ["length"]
+    assert [a.kind for a in hacking_alarms(log, length_ratio=9)] == ["kl"]
     assert hacking_alarms(log, sure=1e9) == [] and hacking_alarms(frame[:5]) == []
     with pytest.raises(ValueError, match="objective/raw_scores"):
         hacking_alarms(frame.drop(columns="score"))

@@ -25,7 +25,7 @@ from rlhf_nb import fast_logprobs as module
 from rlhf_nb import forward as forward_module
 from rlhf_nb.base import fused
 from rlhf_nb.base.fused import Head, fused_logprobs, plain_head
-from rlhf_nb.base.opened import opened
+from rlhf_nb.base.opened import separable_model
 from rlhf_nb.fast_logprobs import chunked_logprobs, response_logprobs
 from rlhf_nb.logprobs import token_entropy, token_logprobs
 
@@ -553,7 +553,7 @@ CALLED = dict(
 @pytest.mark.parametrize("quick, name", [(True, x) for x in QUICK] + [(False, x) for x in CALLED])
 def test_who_takes_the_quick_way(quick, name, batch, monkeypatch):
     model = (QUICK if quick else CALLED)[name]()
-    inner = opened(model)
+    inner = separable_model(model)
     assert inner is not None and (plain_head(inner) is not None) == quick
     if name == "frozen":
         return

@@ -53,17 +53,14 @@ def test_students_t():
 
 
 # catches: a normal quantile, a standard deviation over S, an interval of the runs instead of their
-# mean
-def test_mean_interval_by_hand():
+# mean; the slope of the log-odds forgotten or upside down, the interval of their mean; an interval
+# of two groups where the seeds are paired
+def test_intervals_by_hand():
     half = 4.302653 * 0.1 / math.sqrt(3)
     assert ends(gains.mean_interval(OURS)) == pytest.approx((0.8, 0.8 - half, 0.8 + half))
-
-
-# catches: the slope forgotten or upside down, the interval of the mean of the log-odds
-def test_rate_interval_by_hand():
-    half = 4.302653 * 0.1 / math.sqrt(3) / (0.8 * 0.2)
-    expit = lambda x: 1 / (1 + math.exp(-x))
-    wanted = (0.8, expit(math.log(4) - half), expit(math.log(4) + half))
+    assert ends(gains.paired_gain(OURS, THEIRS)) == pytest.approx((0.3, 0.3 - half, 0.3 + half))
+    slope, expit = half / (0.8 * 0.2), lambda x: 1 / (1 + math.exp(-x))
+    wanted = (0.8, expit(math.log(4) - slope), expit(math.log(4) + slope))
     assert ends(gains.rate_interval(OURS)) == pytest.approx(wanted)
 
 
@@ -72,12 +69,6 @@ def test_rate_interval_by_hand():
 def test_rate_interval_stays_inside(rates):
     found = gains.rate_interval(rates)
     assert 0 <= found.low <= found.value <= found.high <= 1 and found.low < found.high
-
-
-# catches: an interval of two groups where the seeds are paired
-def test_gains_by_hand():
-    half = 4.302653 * 0.1 / math.sqrt(3)
-    assert ends(gains.paired_gain(OURS, THEIRS)) == pytest.approx((0.3, 0.3 - half, 0.3 + half))
 
 
 def by_loops(d):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import tensor
 
 from rlhf_nb import fast_logprobs as module
-from rlhf_nb.base.opened import opened
+from rlhf_nb.base.opened import separable_model
 from rlhf_nb.fast_logprobs import response_logprobs
 from rlhf_nb.logprobs import response_logits, token_entropy, token_logprobs
 
@@ -131,7 +131,7 @@ def test_batched_rows_equal_rows_alone(name, batch):
     prompt_ids, prompt_mask, response_ids, mask = batch
     model = build(name)
     got = response_logprobs(model, *batch, temperature=0.7)
-    assert (opened(model) is None) == (name in WHOLE)
+    assert (separable_model(model) is None) == (name in WHOLE)
     for row in range(5):
         P, T = int(prompt_mask[row].sum()), int(mask[row].sum())
         ids = torch.cat([prompt_ids[row][prompt_mask[row]], response_ids[row, :T]])[None]
@@ -231,7 +231,7 @@ def test_looking_into_a_model_leaves_no_trace(batch):
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.5
     before, state = torch.random.get_rng_state(), copy.deepcopy(model.state_dict())
-    assert opened(model) is model  # dropout on, and still recognised
+    assert separable_model(model) is model  # dropout on, and still recognised
     assert torch.equal(before, torch.random.get_rng_state())
     assert all(torch.equal(a, b) for a, b in zip(state.values(), model.state_dict().values()))
     assert not any(part._forward_hooks for part in model.modules()) and all(
@@ -259,7 +259,7 @@ def test_a_forward_that_does_more_is_used_whole(trick, batch):
             return output
 
     model = Tricky(tf.LlamaConfig(**KV))
-    assert opened(model) is None
+    assert separable_model(model) is None
     mask, ids = batch[3], batch[2].clamp(max=35)
     got = response_logprobs(model, *batch[:2], ids, mask)
     logits = response_logits(model, *batch[:2], ids, mask)
@@ -290,7 +290,7 @@ def test_a_wrapper_is_called_itself(batch):
     inner = build("Llama")
     outer = Wrapper(inner)
     a, b = response_logprobs(inner, *batch), response_logprobs(outer, *batch)
-    assert outer.calls == 1 and opened(outer) is None
+    assert outer.calls == 1 and separable_model(outer) is None
     assert torch.allclose(a.logprobs, b.logprobs, atol=1e-5)
     seen = []
     inner.lm_head.register_forward_hook(lambda m, args, out: seen.append(out.shape[1]))
@@ -326,7 +326,9 @@ def test_lora(batch):
         copy.deepcopy(base),
         LoraConfig(r=2, target_modules=["q_proj", "lm_head"], init_lora_weights=False),
     ).eval()
-    assert opened(model) is model.get_base_model() and opened(Wrapper(model)) is None
+    assert (
+        separable_model(model) is model.get_base_model() and separable_model(Wrapper(model)) is None
+    )
     got, logits, mask = response_logprobs(model, *batch), response_logits(model, *batch), batch[3]
     assert torch.allclose(got.logprobs[mask], token_logprobs(logits, batch[2])[mask], atol=1e-5)
     assert not torch.allclose(got.logprobs, plain.logprobs, atol=1e-3)
@@ -335,7 +337,7 @@ def test_lora(batch):
     prompt_tuned = get_peft_model(
         copy.deepcopy(base), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     )
-    assert opened(prompt_tuned) is None
+    assert separable_model(prompt_tuned) is None
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])

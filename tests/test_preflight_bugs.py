@@ -146,7 +146,7 @@ MORE = dict(
         "log-probs: sampling",
     ),
     reference_is_the_policy=(
-        Bug(models, "frozen", lambda right, model: copy.copy(model)),
+        Bug(models, "copy_frozen", lambda right, model: copy.copy(model)),
         "log-probs: reference frozen",
     ),
     adapter_left_on=(

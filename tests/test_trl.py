@@ -368,9 +368,9 @@ def test_train_with_compute_loss_func(made):
 STREAM = """
 import os, sys, torch
 from datasets import Dataset
-from rlhf_nb.models import tiny_policy, train_tokenizer
+from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
 from rlhf_nb.reward import RewardConfig, RewardTrainer
-from rlhf_nb.rollout import Sampling
+from rlhf_nb.sampling import Sampling
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 tokenizer = train_tokenizer(["a b c d e"] * 3)
 ranks, found = int(os.environ.get("WORLD_SIZE", 1)), []

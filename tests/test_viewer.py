@@ -721,6 +721,32 @@ def test_hostile_text_in_views_and_files(tmp_path):
     assert "b" not in {tag for tag, _ in page.seen}
 
 
+INKS = [
+    *((ink, ground) for ink in ("ink", "quiet", "link") for ground in ("paper", "shade")),
+    *(("ink", ground) for ground in ("up", "down", "covered", "missing", "invented")),
+    ("on-chosen", "chosen"),
+    ("paper", "ink"),
+]
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("ink, ground", INKS)
+def test_the_colours_can_be_read(ink, ground, dark):
+    # every text on every ground that it is placed on, WCAG 2.1: 4.5 to 1; catches: a pale button
+    def light(name):
+        pair = re.search(rf"--{name}: (?:light-dark\((#\w+), (#\w+)\)|(#\w+));", asset("theme.css"))
+        colour = pair[3] or pair[2 if dark else 1]
+        c = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+        return (
+            np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+            @ [0.2126, 0.7152, 0.0722]
+            + 0.05
+        )
+
+    a, b = light(ink), light(ground)
+    assert max(a, b) / min(a, b) >= 4.5
+
+
 # ---------------------------------------------------------------- curves
 def ppo(episode, **more):
     return {

@@ -32,7 +32,7 @@ def check_turns(x: Any, name: str) -> list[Any]:
                 f"{name} has the turn {reprlib.repr(turn)}, whose role or content is no text: give "
                 "turns such as {'role': 'user', 'content': '...'}."
             )
-    return without_none(turns)
+    return drop_none(turns)
 
 
 def template_settings(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def template_settings(row: Mapping[str, Any]) -> dict[str, Any]:
     for name, kind in (("tools", list), ("chat_template_kwargs", dict)):
         x = row.get(name) or kind()
         try:
-            given[name] = without_none(json.loads(x) if isinstance(x, str) else x)
+            given[name] = drop_none(json.loads(x) if isinstance(x, str) else x)
         except ValueError as error:
             raise ValueError(f"{name} is {reprlib.repr(x)}: it is no JSON ({error}).") from error
         if not isinstance(given[name], kind):
@@ -53,11 +53,11 @@ def template_settings(row: Mapping[str, Any]) -> dict[str, Any]:
     return settings | ({"tools": tools} if tools else {})
 
 
-def without_none(x: Any) -> Any:
+def drop_none(x: Any) -> Any:
     "Without the None that a data set puts where another row has a key that this one lacks."
     if isinstance(x, Mapping):
-        return {key: without_none(value) for key, value in x.items() if value is not None}
-    return [without_none(value) for value in x] if isinstance(x, list) else x
+        return {key: drop_none(value) for key, value in x.items() if value is not None}
+    return [drop_none(value) for value in x] if isinstance(x, list) else x
 
 
 def render(
@@ -83,7 +83,7 @@ def render(
         raise ValueError(f"{name}: {why}.") from error
 
 
-def begun(turns: Any) -> bool:
+def is_begun(turns: Any) -> bool:
     "Whether a conversation ends with an answer of the assistant that is to be continued."
     return not isinstance(turns, str) and turns[-1]["role"] == "assistant"
 
@@ -98,12 +98,12 @@ def prompt_text(
     end of the answer that it has begun; text as it is."""
     if isinstance(prompt, str):
         return prompt
-    started = begun(check_turns(prompt, name))
+    started = is_begun(check_turns(prompt, name))
     option = "continue_final_message" if started else "add_generation_prompt"
     return render(prompt, tokenizer, name, **{**settings, option: True})
 
 
-def alike(first: Sequence, second: Sequence) -> int:
+def overlap(first: Sequence, second: Sequence) -> int:
     "How many characters, or ids, two rows have in common at their beginning."
     lengths = range(1, min(len(first), len(second)) + 1)
     return bisect_left(lengths, True, key=lambda n: first[:n] != second[:n])
@@ -136,8 +136,8 @@ def place_of(
         if at < 0:
             raise
         return at, at + len(said)
-    start = alike(text, new)
-    end = len(text) - alike(text[start:][::-1], new[start:][::-1])
+    start = overlap(text, new)
+    end = len(text) - overlap(text[start:][::-1], new[start:][::-1])
     return None if text == new else (start, end)
 
 
@@ -152,14 +152,14 @@ def end_mark(
     if last and between.startswith(last):
         return len(last)
     added = "|".join(re.escape(str(x)) for x in tokenizer.added_tokens_decoder.values())
-    both = between[: alike(between, last)]  # a mark, and then EOS at the end of a conversation
+    both = between[: overlap(between, last)]  # a mark, and then EOS at the end of a conversation
     if shared := [match.end() for match in re.finditer(added, both)] if added else []:
         return shared[-1]
     known = [last and token for token in tokenizer.all_special_tokens] + [tokenizer.eos_token]
     marks = "|".join(re.escape(x) for x in known if x and x != tokenizer.bos_token)
     if match := re.match(rf"\s*({marks})(?=\s*\S)", between) if marks else None:
         return match.end()
-    opens = alike(between[::-1], header.removeprefix(tokenizer.bos_token or "")[::-1])
+    opens = overlap(between[::-1], header.removeprefix(tokenizer.bos_token or "")[::-1])
     ends = between[: len(between) - opens]
     if opens and ends:
         return len(ends.rstrip()) or len(ends)
@@ -169,7 +169,7 @@ def end_mark(
     return None if last else 0
 
 
-def trimmed(tail: str) -> str:
+def trim_tail(tail: str) -> str:
     "The end of a text without white space behind it; white space alone stays."
     return tail.rstrip() or tail
 
@@ -180,10 +180,10 @@ def last_mark(
     "What the template writes behind the last turn; white space at its end only if alone."
     text = render(turns, tokenizer, **settings)
     place = place_of(len(turns) - 1, turns, text, tokenizer, **settings)
-    return trimmed(text[place[1] :]) if place else ""
+    return trim_tail(text[place[1] :]) if place else ""
 
 
-def generated(
+def generation_spans(
     turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **settings: Any
 ) -> list[tuple[int, int]] | None:
     "What the template puts between its marks of generation, in characters; None: it has none."
@@ -192,7 +192,7 @@ def generated(
         return None
     options: dict[str, Any] = {**tokenizer.special_tokens_map, **settings}
     options |= dict(chat_template=template, return_assistant_tokens_mask=True)
-    return [*render_jinja_template([without_none([*turns])], **options)[1][0]]
+    return [*render_jinja_template([drop_none([*turns])], **options)[1][0]]
 
 
 def answers_in(
@@ -204,8 +204,8 @@ def answers_in(
     """A conversation as text, and the assistant's answers in it: the first character of each, and
     the one after its end mark. Raises ValueError where the template does not show them."""
     text = render(turns, tokenizer, "the conversation", **settings)
-    if (marked := generated(turns, tokenizer, **settings)) is not None:
-        of_prompt = generated(turns[:first], tokenizer, **settings) if first else None
+    if (marked := generation_spans(turns, tokenizer, **settings)) is not None:
+        of_prompt = generation_spans(turns[:first], tokenizer, **settings) if first else None
         return text, marked[len(of_prompt or []) :]
 
     def place(i: int) -> tuple[int, int] | None:
@@ -218,22 +218,22 @@ def answers_in(
         return text, []
     upto = max(places) + 1
     if upto == len(turns):
-        last = trimmed(text[places[upto - 1][1] :])
+        last = trim_tail(text[places[upto - 1][1] :])
     else:
         last = last_mark(turns[:upto], tokenizer, **settings)
     opens = dict(settings, add_generation_prompt=True)
     given = {i: render(turns[:i], tokenizer, **opens) for i in places if i}
     begins = {i: len(before) for i, before in given.items() if text.startswith(before)}
 
-    def opened(i: int) -> str:
+    def opening_mark(i: int) -> str:
         "What the template writes to open an answer."
         before = given.get(i, "")
-        return before and before[alike(render(turns[:i], tokenizer, **settings), before) :]
+        return before and before[overlap(render(turns[:i], tokenizer, **settings), before) :]
 
     opening, lead = "", ""  # of an answer, and the space behind it
     if given and len(begins) < len(places):
         i = [*given][-1]
-        opening = opened(i)
+        opening = opening_mark(i)
         lead = text[begins[i] : places[i][0]] if i in begins else ""
 
     spans: list[tuple[int, int]] = []
@@ -250,7 +250,7 @@ def answers_in(
             following, earlier = place(i + 1), place(roles.index(roles[i + 1]))
             between = text[end : following[0] if following else None]
             header = text[: earlier[0]] if earlier and earlier[0] < start else ""
-            length = end_mark(between, last, header, tokenizer, opened(i))
+            length = end_mark(between, last, header, tokenizer, opening_mark(i))
         if length is None:
             raise ValueError(
                 f"the chat_template writes {last!r} behind the last answer and something else "
@@ -270,7 +270,7 @@ class Marked(NamedTuple):
     left_out: int = 0  # answers that the template does not write
 
 
-def without_stop(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+def strip_stop(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """The text without the stop tokens, and the white space behind them, that it or its template
     may have put at its end."""
     while (end := text.rstrip()).endswith(tokenizer.eos_token):
@@ -278,7 +278,7 @@ def without_stop(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     return text
 
 
-def closed(
+def cut_at_end(
     text: str,  # of x, as of `render`
     x: Any,  # text or a conversation
     tokenizer: PreTrainedTokenizerBase,
@@ -290,7 +290,7 @@ def closed(
         return text
     place = place_of(len(x) - 1, x, text, tokenizer, **settings)
     end = len(text) if place is None else place[1]
-    return text[:end] + (trimmed(text[end:]) if ends else "")
+    return text[:end] + (trim_tail(text[end:]) if ends else "")
 
 
 def turn_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -312,7 +312,7 @@ def marked_answers(
     if not answers or text[answers[-1][1] :].strip():
         return Marked(text, answers, False, left_out)
     start, end = answers[-1]
-    text = text[:start] + without_stop(text[start:end], tokenizer)
+    text = text[:start] + strip_stop(text[start:end], tokenizer)
     return Marked(text, [*answers[:-1], (start, len(text))], True, left_out)
 
 
@@ -329,7 +329,7 @@ def _as_text(turns: Any) -> list[dict[str, Any]]:
     return plain
 
 
-def joined(prompt: Turns, answer: Turns) -> Turns:
+def join_answer(prompt: Turns, answer: Turns) -> Turns:
     """Prompt and answer as one text or one conversation; text to a conversation is what the
     assistant says, and goes on with an answer that the prompt has begun. An answer that repeats its
     prompt may have a system or developer turn in front. Raises ValueError on text with a
@@ -350,7 +350,7 @@ def joined(prompt: Turns, answer: Turns) -> Turns:
     for later in (reply, reply[1:] if reply[0]["role"] in ("system", "developer") else []):
         if _as_text(later[: len(prompt)]) == _as_text(prompt):
             return reply
-    if not (begun(prompt) and begun(reply[:1])):
+    if not (is_begun(prompt) and is_begun(reply[:1])):
         return [*prompt, *reply]
     said = [turn.get("content") or "" for turn in (prompt[-1], reply[0])]
     if not all(isinstance(x, str) for x in said):
@@ -365,19 +365,19 @@ def marked_pair(
     ends: bool = True,  # False: the answer was cut off, and gets no end mark
     **settings: Any,  # of the chat template
 ) -> Marked:
-    "Prompt and answer as one text, in which the answer counts; see `joined`."
-    turns: Any = joined(prompt, answer)
+    "Prompt and answer as one text, in which the answer counts; see `join_answer`."
+    turns: Any = join_answer(prompt, answer)
     if not isinstance(prompt, str) and turns[0]["role"] != prompt[0]["role"]:
         prompt = [turns[0], *prompt]  # with the answer's system turn
     text = render(turns, tokenizer, **settings)
     given = prompt_text(prompt, tokenizer, **settings)
-    start = alike(given, text)
-    if start < len(given) and not begun(prompt):  # the answer changes how the prompt is written
+    start = overlap(given, text)
+    if start < len(given) and not is_begun(prompt):  # the answer changes how the prompt is written
         spans = answers_in(turns, tokenizer, len(prompt), **settings)[1]
         start = spans[0][0] if spans else start
-    text = closed(text, turns, tokenizer, ends, **settings)
+    text = cut_at_end(text, turns, tokenizer, ends, **settings)
     if ends:
-        text = text[:start] + without_stop(text[start:], tokenizer)
+        text = text[:start] + strip_stop(text[start:], tokenizer)
     return Marked(text, [(start, len(text))], ends)
 
 
@@ -393,8 +393,8 @@ def pair_texts(
     if row.get("prompt") is not None:
         return [marked_pair(row["prompt"], row[name], tokenizer, **settings) for name in ANSWERS]
     both = [(render(row[name], tokenizer, **settings), row[name]) for name in ANSWERS]
-    complete = (closed(text, x, tokenizer, **settings) for text, x in both)
-    texts = [without_stop(text, tokenizer) for text in complete]
+    complete = (cut_at_end(text, x, tokenizer, **settings) for text, x in both)
+    texts = [strip_stop(text, tokenizer) for text in complete]
     return [Marked(text, [(-1, len(text))], True) for text in texts]
 
 
@@ -452,7 +452,7 @@ def _tokens(rows: list[Marked], tokenizer: PreTrainedTokenizerBase) -> list[Enco
     encoded = []
     for row, ids, spans in zip(rows, tokenized["input_ids"], tokenized["offset_mapping"]):
         words = [*tokenizer.convert_ids_to_tokens(ids)]
-        spans = untrimmed(spans, words, len(row.text))
+        spans = restore_spaces(spans, words, len(row.text))
         counts = [
             any(end > a and (start < b or start == end <= b) for a, b in row.answers)
             for start, end in spans
@@ -467,7 +467,7 @@ def _tokens(rows: list[Marked], tokenizer: PreTrainedTokenizerBase) -> list[Enco
     return encoded
 
 
-def untrimmed(
+def restore_spaces(
     spans: list[tuple[int, int]],  # of the tokens of a text, in characters
     words: list[str],  # the tokens
     length: int,  # of the text
@@ -487,7 +487,7 @@ def _without_offsets(row: Marked, ids: list[int], tokenizer: PreTrainedTokenizer
     for n, (a, b) in enumerate(row.answers):
         given = row.text[: max(a, 0)]  # white space at the end of a text may be split otherwise
         before, upto, inside = plain_ids([given, row.text[:b], given + "\ue000"], tokenizer)
-        start, end = max(alike(before, ids), alike(inside[:-1], ids)), alike(upto, ids)
+        start, end = max(overlap(before, ids), overlap(inside[:-1], ids)), overlap(upto, ids)
         end += end < len(upto)  # the token that goes on behind the answer
         counts[start:end] = [True] * len(counts[start:end])
         merged = merged or (n == 0 and start < len(before))

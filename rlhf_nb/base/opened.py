@@ -163,7 +163,7 @@ def masks_left_padding(model: Any) -> bool:
     return all(cached for other, cached in _cached.items() if type(other) is kind)
 
 
-def opened(model: Any) -> PreTrainedModel | None:
+def separable_model(model: Any) -> PreTrainedModel | None:
     """The transformers model to take apart into body and head; None: it must be called whole.
 
     Plain transformers models, and LoRA around one; never one whose head DeepSpeed ZeRO-3 or FSDP

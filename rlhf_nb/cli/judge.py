@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_nb.base.encoding import marked_pair, template_settings, without_stop
+from rlhf_nb.base.encoding import marked_pair, strip_stop, template_settings
 from rlhf_nb.base.fields import Count, NotNegative, Positive, Seed, setting
 from rlhf_nb.cli.arguments import TRAINER_HELP, DataArguments, ModelArguments
 from rlhf_nb.cli.data import check_prompts, check_template, drop_long, load_rows, take
@@ -250,7 +250,7 @@ def reference(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
     "What the reference answers, as the model's template writes it, without what ends it."
     given = row["prompt"], row["completion"]
     found = marked_pair(*given, tokenizer, ends=False, **template_settings(row))
-    return without_stop(found.text[found.answers[0][0] :], tokenizer)
+    return strip_stop(found.text[found.answers[0][0] :], tokenizer)
 
 
 def write_verdicts(

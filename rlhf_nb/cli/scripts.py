@@ -18,7 +18,7 @@ from transformers import BitsAndBytesConfig, HfArgumentParser
 from rlhf_nb.base.fields import setting
 from rlhf_nb.cli.arguments import TrainDataArguments, TrainModelArguments
 from rlhf_nb.cli.models import adapter_config
-from rlhf_nb.models import frozen
+from rlhf_nb.models import copy_frozen
 
 SIMPLE_CHAT_TEMPLATE = (  # a line for each turn, with its role before it
     "{% for turn in messages %}{{ turn.role | capitalize }}: {{ turn.content }}\n{% endfor %}"
@@ -89,7 +89,7 @@ def get_quantization_config(model_args: ModelConfig) -> BitsAndBytesConfig | Non
 
 def create_reference_model(model: Any) -> Any:
     "A frozen copy; PPOTrainer makes one where it is given no ref_model."
-    return frozen(model)
+    return copy_frozen(model)
 
 
 def get_kbit_device_map() -> dict[str, int] | None:

@@ -24,7 +24,7 @@ from transformers.pytorch_utils import Conv1D
 from rlhf_nb.base.fields import Count, Positive, check_fields
 from rlhf_nb.base.without_data import without_data
 from rlhf_nb.models import inside
-from rlhf_nb.training.model_loading import with_adapter
+from rlhf_nb.training.model_loading import add_adapter
 from rlhf_nb.ui.html import element
 
 GIB = 2**30  # about what GPUs are sold as: 80 "GB" are 80 GiB, minus what the driver uses
@@ -41,7 +41,7 @@ def _on_meta(config: PreTrainedConfig, scorer: bool, adapter: Any) -> nn.Module:
     kind = AutoModelForSequenceClassification if scorer else AutoModelForCausalLM
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers, not ours
-        return with_adapter(kind.from_config(config), copy.deepcopy(adapter))  # peft writes into it
+        return add_adapter(kind.from_config(config), copy.deepcopy(adapter))  # peft writes into it
 
 
 def _layers(body: Any) -> nn.ModuleList:

@@ -124,7 +124,7 @@ def old_is_new(right: Any, now: Forwarded, r: Rollout, *given: Any, **more: Any)
     return right(now, r.with_(logprobs=now.logprobs.detach()), *given, **more)
 
 
-@case(models, "frozen", "the mode of the reference")
+@case(models, "copy_frozen", "the mode of the reference")
 def dropout_in_the_reference(right: Any, model: Any) -> Any:
     return right(model).train()
 

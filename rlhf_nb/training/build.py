@@ -17,28 +17,28 @@ from transformers.utils import logging
 from rlhf_nb.base.custom import CustomScorer, check_head
 from rlhf_nb.base.loading import loading, pretrained_tokenizer
 from rlhf_nb.base.noise import ALWAYS_ON, check_steady, without_noise
-from rlhf_nb.base.opened import accepted, embedding_rows, opened
+from rlhf_nb.base.opened import accepted, embedding_rows, separable_model
 from rlhf_nb.base.sharding import zero3_is_live
 from rlhf_nb.checkpoint import load_weights
 from rlhf_nb.estimators import ESTIMATORS
 from rlhf_nb.forward import PolicyAndValue, ValueHead
 from rlhf_nb.judges import Judges
-from rlhf_nb.models import frozen, scorer_from, token_scores
+from rlhf_nb.models import copy_frozen, scorer_from, token_scores
 from rlhf_nb.sampling import has_cache
 from rlhf_nb.training.config import PPOConfig
 from rlhf_nb.training.layout import Layout, Placed
 from rlhf_nb.training.model_loading import (
+    add_adapter,
     add_pad_row,
     check_embeddings,
     check_vocabulary,
+    distinct_pad_id,
     fit_embeddings,
+    grow_embedding,
     load_policy,
     load_scorer,
-    merged,
-    pad_alone,
+    merge_adapter,
     set_pad_token,
-    with_adapter,
-    with_rows,
 )
 from rlhf_nb.training.precision import check_learns, dtype_name
 from rlhf_nb.training.reference import needs_reference
@@ -51,7 +51,7 @@ def build_policy(
     args: PPOConfig, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | str, adapter: Any
 ) -> Any:
     "The policy, with the adapter that is to be trained. Raises ValueError where nothing learns."
-    policy = with_adapter(fit_of(args)(load_policy(model), tokenizer), adapter, args.seed)
+    policy = add_adapter(fit_of(args)(load_policy(model), tokenizer), adapter, args.seed)
     choose_adapter(policy, args)
     check_learns(policy, "policy")
     return policy
@@ -83,7 +83,7 @@ def build_reference(
     elif args.ref_adapter_name is None and (
         not hasattr(policy, "peft_config") or needs_reference(policy)
     ):
-        reference = once_more("ref_model", model, lambda: frozen(policy), load_policy)
+        reference = once_more("ref_model", model, lambda: copy_frozen(policy), load_policy)
     else:
         return None
     return without_noise(reference, ALWAYS_ON)
@@ -98,7 +98,7 @@ def fit_judges(
     for judge in judges.models:
         if not own:
             if args.resize_embeddings:
-                with_rows(judge, vocabulary)
+                grow_embedding(judge, vocabulary)
             check_same_ids(judge, tokenizer, vocabulary)
             add_pad_row(judge, tokenizer)
         reader = judges.tokenizer or tokenizer
@@ -139,10 +139,10 @@ def build_critic(
         )
     scorer, vocabulary = load_scorer(value_model), embedding_rows(policy)
     if args.resize_embeddings:
-        with_rows(scorer, vocabulary)
+        grow_embedding(scorer, vocabulary)
     scorer = set_pad_token(add_pad_row(scorer, tokenizer), tokenizer)
     check_vocabulary(scorer, tokenizer, "value model", vocabulary)
-    value = check_head(with_adapter(scorer, adapter, args.seed), "value model")
+    value = check_head(add_adapter(scorer, adapter, args.seed), "value model")
     check_learns(value, "value model", "value_")
     return value
 
@@ -186,7 +186,7 @@ def check_same_ids(
         _check_as_many(judge, vocabulary)
         return
     ours, theirs = (
-        {token: i for token, i in words.get_vocab().items() if i != pad_alone(words)}
+        {token: i for token, i in words.get_vocab().items() if i != distinct_pad_id(words)}
         for words in (tokenizer, other)
     )
     both = ours.keys() & theirs.keys()
@@ -230,7 +230,7 @@ def readers(pair: PolicyAndValue, judges: Judges) -> list[tuple[str, Any]]:
 def grown(policy: Any, seed: int) -> PreTrainedModel:
     "A value model from the policy's body as it starts."
     adapted = hasattr(policy, "peft_config") and needs_reference(policy)
-    return scorer_from(merged(deepcopy(policy)) if adapted else policy, seed)
+    return scorer_from(merge_adapter(deepcopy(policy)) if adapted else policy, seed)
 
 
 def trainable(model: Any) -> nn.Module:
@@ -281,8 +281,8 @@ def try_models(args: PPOConfig, pair: PolicyAndValue, reference: Placed, layout:
         return
     with layout.accelerator.autocast():  # some attention refuses float32
         has_cache(pair.policy)
-        opened(pair.policy)
-        reference(opened)
+        separable_model(pair.policy)
+        reference(separable_model)
         check_steady(pair.policy, "policy", _logits)
         if pair.value is not None and not isinstance(pair.value, ValueHead):
             check_steady(pair.value, "value model", token_scores)

@@ -182,10 +182,10 @@ def load_tokenizer(name_or_path: Any) -> PreTrainedTokenizerBase:
 
 def fit_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     "The same model, its embedding grown to hold all ids of the tokenizer, its pad token set."
-    return set_pad_token(with_rows(model, len(tokenizer)), tokenizer)
+    return set_pad_token(grow_embedding(model, len(tokenizer)), tokenizer)
 
 
-def with_rows(model: PreTrainedModel, rows: int) -> PreTrainedModel:
+def grow_embedding(model: PreTrainedModel, rows: int) -> PreTrainedModel:
     """The same model, its embedding grown to `rows` if it has fewer; new rows are drawn from a
     fixed seed."""
     if rows <= embedding_rows(model):
@@ -196,7 +196,7 @@ def with_rows(model: PreTrainedModel, rows: int) -> PreTrainedModel:
     return model
 
 
-def pad_alone(tokenizer: PreTrainedTokenizerBase) -> int | None:
+def distinct_pad_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     "The pad token's id; None where it is the stop token as well, so that an id alone says nothing."
     return None if tokenizer.pad_token_id == tokenizer.eos_token_id else tokenizer.pad_token_id
 
@@ -212,13 +212,13 @@ def set_pad_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 def add_pad_row(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     "The same model; if only the pad token is outside its embedding, a row is added and logged."
-    rows, pad = embedding_rows(model), pad_alone(tokenizer)
+    rows, pad = embedding_rows(model), distinct_pad_id(tokenizer)
     if {i for i in tokenizer.get_vocab().values() if i >= rows} == {pad} and pad == rows:
         logger.warning(
             f"the pad token's id {pad} is one past the embedding of {type(model).__name__}: "
             "a row was added for it."
         )
-        with_rows(model, rows + 1)
+        grow_embedding(model, rows + 1)
     return model
 
 
@@ -263,8 +263,8 @@ def load_whole(kind: Any, name: str, **kwargs: Any) -> tuple[PreTrainedModel, bo
         rows = [
             x[0] for key, x in saved.items() if re.search(rf"\b{part}(\.base_layer)?\.weight$", key)
         ]
-        with_rows(base, max(rows, default=0))  # they may have grown for a pad token
-        model = merged(peft.PeftModel.from_pretrained(base, name, config=config))
+        grow_embedding(base, max(rows, default=0))  # they may have grown for a pad token
+        model = merge_adapter(peft.PeftModel.from_pretrained(base, name, config=config))
     model.requires_grad_(True)  # as any model that was loaded; peft has frozen it
     model.name_or_path = model.config.name_or_path = name  # what the next adapter is put on
     if (kept := Path(name) / CENTER).is_file():
@@ -342,7 +342,7 @@ def load_reward_model(
         known = hasattr(given, "get_output_embeddings")
         causal = known and given.get_output_embeddings() is not None
         if causal and hasattr(model, "peft_config"):  # as the adapter has trained it
-            model = merged(copy.deepcopy(model))
+            model = merge_adapter(copy.deepcopy(model))
         return scorer_from(model, seed) if causal else load_scorer(model)
     kind = AutoModelForSequenceClassification
     loaded, has_head = load_whole(kind, str(model), num_labels=1, **kwargs)
@@ -380,7 +380,7 @@ def _peft() -> Any:
     return peft
 
 
-def with_adapter(
+def add_adapter(
     model: PreTrainedModel,
     peft_config: Any,  # of peft, such as LoraConfig(r=8); it is not changed. None: no adapter
     seed: int = 0,  # of the adapter's initial weights; the global random state is left as it was
@@ -421,10 +421,10 @@ def with_adapter(
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return with_adapter(_peft().get_peft_model(model, own), None)
+        return add_adapter(_peft().get_peft_model(model, own), None)
 
 
-def merged(model: Any) -> PreTrainedModel:
+def merge_adapter(model: Any) -> PreTrainedModel:
     """A PEFT model's inner model, its adapter merged into the weights. An embedding and a head that
     are tied, and that the adapter made different, are so no more, nor layers that it repeats."""
     if not hasattr(model, "merge_and_unload"):
@@ -461,7 +461,7 @@ def check_vocabulary(
     """Raises ValueError if the tokenizer or the policy has ids that the model has no embedding
     for; only the pad token may be outside."""
     rows = embedding_rows(model)
-    highest = max(i for i in tokenizer.get_vocab().values() if i != pad_alone(tokenizer))
+    highest = max(i for i in tokenizer.get_vocab().values() if i != distinct_pad_id(tokenizer))
     if highest >= rows:
         raise ValueError(
             f"the {name} has an embedding for ids 0 to {rows - 1}, but the tokenizer's ids go up "

@@ -26,7 +26,7 @@ from rlhf_nb.base.encoding import (
 )
 from rlhf_nb.masks import left_pad
 from rlhf_nb.models import inside
-from rlhf_nb.training.model_loading import pad_alone
+from rlhf_nb.training.model_loading import distinct_pad_id
 
 logger = logging.get_logger(__name__)
 PROMPT_COLUMNS = ("prompt", "input_ids", "attention_mask", "tools", "chat_template_kwargs")
@@ -49,7 +49,8 @@ def read_ids(
 ) -> list[list[int]]:
     """The ids of each prompt that count: those that the attention_mask names; without one, all but
     the pad token, or all where that is the stop token. Raises ValueError that names the prompt."""
-    top, pad = max([len(tokenizer) - 1, *tokenizer.added_tokens_decoder]), pad_alone(tokenizer)
+    top = max([len(tokenizer) - 1, *tokenizer.added_tokens_decoder])
+    pad = distinct_pad_id(tokenizer)
     masks, rows = columns.get("attention_mask"), []
     for i, given in enumerate(columns["input_ids"]):
         ids = listed(given)

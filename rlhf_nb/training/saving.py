@@ -13,7 +13,7 @@ from rlhf_nb.checkpoint import load_weights, save_policy, save_weights
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.config import PPOConfig
-from rlhf_nb.training.model_loading import merged
+from rlhf_nb.training.model_loading import merge_adapter
 
 
 def with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -40,7 +40,7 @@ def save_pair(
         policy = copy.deepcopy(policy)
         if state is not None:
             policy.load_state_dict(state)
-        policy, state = merged(policy), None
+        policy, state = merge_adapter(policy), None
     save_policy(policy, tokenizer, folder, state, stop_ids=stop_ids)
     if value and pair.value is not None:
         save_weights(pair.value, folder / "value", of_value)

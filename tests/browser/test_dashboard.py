@@ -31,7 +31,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from rlhf_nb.ui.dashboard import LiveDashboard
-from rlhf_nb.models import tiny_policy
+from rlhf_nb.training.model_loading import tiny_policy
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 while WAIT and not Path("go").exists(): time.sleep(.1)
 inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(["<pad>", "<eos>", *"abcdefghij"])}, unk_token="<pad>"))
