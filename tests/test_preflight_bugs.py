@@ -16,7 +16,7 @@ import torch
 from marks import slow_but
 from torch.nn import Dropout
 
-from rlhf_nb import models, reward, rollout
+from rlhf_nb import models, rollout, scoring
 from rlhf_nb import ppo as ppo_module
 from rlhf_nb import update as update_module
 from rlhf_nb.checkpoint import load_weights
@@ -30,6 +30,7 @@ from rlhf_nb.models import response_values, scorer_from
 from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.training import build, prompts, reference
 from rlhf_nb.training.layout import Layout
+from rlhf_nb.training.loop import UpdateTrainer
 
 LONG = ("state: reload", "learning: trivial")
 
@@ -154,7 +155,7 @@ MORE = dict(
         "log-probs: reference",
     ),
     score_read_one_token_early=(
-        Bug(reward, "score_rollout", score_read_one_token_early),
+        Bug(scoring, "score_rollout", score_read_one_token_early),
         "rewards: judges",
     ),
     gradient_is_not_reset=(
@@ -167,7 +168,7 @@ MORE = dict(
     ),
     value_model_is_not_restored=(
         Bug(
-            PPOTrainer,
+            UpdateTrainer,
             "read_model",
             lambda right, self, folder, model: load_weights(model.policy, folder),
         ),

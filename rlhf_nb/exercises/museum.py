@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import Dropout
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 
-from rlhf_nb import gae, models, ppo, sft, shaping
+from rlhf_nb import gae, models, ppo, sft, shaping, update
 from rlhf_nb.forward import Forward, Forwarded
 from rlhf_nb.masks import whiten
 from rlhf_nb.rollout import Rollout
@@ -104,7 +104,7 @@ def sign_of_the_score(right: Any, scores: Tensor, *given: Any) -> Any:
     return right(-scores, *given)
 
 
-@case(ppo, "update_metrics", "what the log counts on padding")
+@case(update, "update_metrics", "what the log counts on padding")
 def filler_on_padding(right: Any, r: Rollout, *given: Any) -> Any:
     metrics = right(r, *given)
     filled = r.logprobs.masked_fill(~r.mask, 1.0)
