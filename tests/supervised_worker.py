@@ -165,13 +165,10 @@ def resumed(folder: Path, what: str, lora: bool) -> None:
     assert min(Counter(seen).values()) == 2 and len(set(seen)) == 22, (
         "rows were left out: the ranks drew other orders"
     )
-    assert whole.accelerator.num_processes == RANKS and whole.is_deepspeed_enabled == (
-        "ACCELERATE_USE_DEEPSPEED" in os.environ
-    )
-    assert (
-        whole.is_fsdp_enabled == ("ACCELERATE_USE_FSDP" in os.environ)
-        and (everything(whole) - start).abs().max() > 1e-3
-    )
+    assert whole.accelerator.num_processes == RANKS
+    assert whole.is_deepspeed_enabled == ("ACCELERATE_USE_DEEPSPEED" in os.environ)
+    assert whole.is_fsdp_enabled == ("ACCELERATE_USE_FSDP" in os.environ)
+    assert (everything(whole) - start).abs().max() > 1e-3
     for other in whole.accelerator.gather(everything(whole)[None]) if RANKS > 1 else []:
         assert torch.equal(other, everything(whole)), "the ranks went apart"
     again = make(folder, what, f"again-{what}", data, lora, **how)

@@ -83,11 +83,9 @@ def test_learning_rate_zero_changes_nothing(ppo, kind, bf16):
     trainer = ppo(learning_rate=0.0, bf16=bf16, num_mini_batches=2, total_episodes=16, **how)
     trainer.train()
     for log in logs(trainer):
-        assert (
-            log["policy/approxkl_avg"] < (1e-8 if bf16 else 1e-12)
-            and log["policy/clipfrac_avg"] == 0
-            and abs(log["objective/kl"]) < (1e-2 if bf16 else 1e-5)
-        )
+        assert log["policy/approxkl_avg"] < (1e-8 if bf16 else 1e-12)
+        assert log["policy/clipfrac_avg"] == 0
+        assert abs(log["objective/kl"]) < (1e-2 if bf16 else 1e-5)
 
 
 # catches: recomputed activations through which no gradient reaches an adapter
@@ -182,11 +180,9 @@ def test_a_resumed_run_is_the_same_run(ppo, base, kind):
     whole, again = ppo(**settings()), ppo(**settings())
     whole.train()
     again.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-2"))
-    assert (
-        told(whole) == told(again)
-        and len(told(again)) == 3
-        and not unlike(weights(whole), weights(again))
-    )
+    assert told(whole) == told(again)
+    assert len(told(again)) == 3
+    assert not unlike(weights(whole), weights(again))
 
 
 # ---- The value model ----
@@ -215,12 +211,10 @@ def test_one_config_serves_two_trainers(ppo):
     first, second = (
         ppo(parts=dict(peft_config=configs[0], value_peft_config=configs[1])) for _ in range(2)
     )
-    assert [config.to_dict() for config in configs] == before and before[1][
-        "modules_to_save"
-    ] is None
-    assert first.model.value.peft_config["default"] is not second.model.value.peft_config[
-        "default"
-    ] and not unlike(weights(first), weights(second))
+    assert [config.to_dict() for config in configs] == before
+    assert before[1]["modules_to_save"] is None
+    assert first.model.value.peft_config["default"] is not second.model.value.peft_config["default"]
+    assert not unlike(weights(first), weights(second))
 
 
 def test_the_value_model_has_an_adapter_of_its_own(ppo):
@@ -228,21 +222,17 @@ def test_the_value_model_has_an_adapter_of_its_own(ppo):
     before = weights(trainer)
     trainer.train()
     moved = [name for name in unlike(before, weights(trainer)) if name.startswith("value.")]
-    assert (
-        any("lora_A" in name for name in moved)
-        and any("score" in name for name in moved)
-        and all("lora_" in name or "modules_to_save" in name for name in moved)
-    )
+    assert any("lora_A" in name for name in moved)
+    assert any("score" in name for name in moved)
+    assert all("lora_" in name or "modules_to_save" in name for name in moved)
 
 
 # catches: a second pass through the trunk, values of another column, a head that nobody trains
 def test_a_head_on_the_trunk(ppo):
     trainer = ppo(share_value_trunk=True, learning_rate=1e-2, num_ppo_epochs=4)
     calls = []
-    assert (
-        isinstance(trainer.model.value, ValueHead)
-        and sum(p.numel() for p in trainer.model.value.parameters()) == 16
-    )
+    assert isinstance(trainer.model.value, ValueHead)
+    assert sum(p.numel() for p in trainer.model.value.parameters()) == 16
     torch.nn.init.normal_(trainer.model.value.score.weight)
     r = trainer.rollout(PROMPTS[:8])
     for b in range(8):
@@ -274,10 +264,8 @@ def test_the_value_loss_moves_the_trunk_after_the_warm_up(ppo):
         before = weights(trainer)
         trainer.step(PROMPTS[:8])
         moved = unlike(before, weights(trainer))
-        assert (
-            "value.score.weight" in moved
-            and any(name.startswith("policy.") for name in moved) == moves
-        )
+        assert "value.score.weight" in moved
+        assert any(name.startswith("policy.") for name in moved) == moves
 
 
 def test_a_truncated_row_bootstraps_from_the_head_on_the_trunk(ppo):
@@ -340,18 +328,14 @@ def test_several_answers_to_each_prompt(ppo):
         save_rollouts=True,
     )
     trainer.train()
-    assert (
-        trainer.state.global_step == 12 * 4 // 8
-        and all(len(r) == 8 for r in rollouts(trainer))
-        and logs(trainer)[-1]["episode"] == 48
-    )
+    assert trainer.state.global_step == 12 * 4 // 8
+    assert all(len(r) == 8 for r in rollouts(trainer))
+    assert logs(trainer)[-1]["episode"] == 48
     for prompts, place in seen:
-        assert place == [p for p in place[::4] for _ in range(4)] and prompts == [
-            PROMPTS[p] for p in place
-        ]
-    assert any(len(set(r.responses[:4])) > 1 for r in rollouts(trainer)) and sorted(
-        p for _, place in seen for p in place[::4]
-    ) == list(range(12))
+        assert place == [p for p in place[::4] for _ in range(4)]
+        assert prompts == [PROMPTS[p] for p in place]
+    assert any(len(set(r.responses[:4])) > 1 for r in rollouts(trainer))
+    assert sorted(p for _, place in seen for p in place[::4]) == list(range(12))
 
 
 # ---- Bad input ----

@@ -219,30 +219,24 @@ def test_steps_without_a_batch_walk_through_the_prompts(ppo):
     trainer = ppo(judge, data=data)
     for _ in range(4):
         metrics = trainer.step()
-    assert (
-        sorted(seen[:24]) == sorted(data["prompt"])
-        and seen[:24] != data["prompt"]
-        and len(seen) == 32
-        and metrics["episode"] == 32
-    )
+    assert sorted(seen[:24]) == sorted(data["prompt"])
+    assert seen[:24] != data["prompt"]
+    assert len(seen) == 32
+    assert metrics["episode"] == 32
 
 
 def test_what_comes_back_shows_itself(ppo):
     trainer = ppo()
     r = trainer.score(trainer.rollout(PROMPTS[:8]))
     lines = str(r).splitlines()
-    assert (
-        lines[0] == repr(r)
-        and len(lines) == 10
-        and {"prompt", "response", "length", "stopped", "kl", "score"} <= set(lines[1].split())
-    )
+    assert lines[0] == repr(r)
+    assert len(lines) == 10
+    assert {"prompt", "response", "length", "stopped", "kl", "score"} <= set(lines[1].split())
     assert "<table" in r._repr_html_()
     metrics = trainer.update(trainer.advantages(r))
-    assert (
-        "<table" in metrics._repr_html_()
-        and "approxkl_avg" in metrics._repr_html_()
-        and isinstance(metrics, dict)
-    )
+    assert "<table" in metrics._repr_html_()
+    assert "approxkl_avg" in metrics._repr_html_()
+    assert isinstance(metrics, dict)
 
 
 # catches: a copy of weights that lie in parts, which is a model of empty tensors

@@ -103,9 +103,8 @@ def test_several_judges_are_added_up_by_weight(ppo):
     trainer = ppo([count_c, brevity], settings=dict(reward_weights=[2.0, 0.5]))
     r = trainer.score(trainer.rollout(PROMPTS[:8]))
     want = [2.0 * text.count("c") - 0.5 * len(text) for text in r.responses]
-    assert r.raw_scores.tolist() == pytest.approx(want) and r.columns["score/brevity"] == [
-        -float(len(t)) for t in r.responses
-    ]
+    assert r.raw_scores.tolist() == pytest.approx(want)
+    assert r.columns["score/brevity"] == [-float(len(t)) for t in r.responses]
     trainer.train()
     log = next(log for log in trainer.state.log_history if "objective/raw_scores" in log)
     assert log["objective/raw_scores"] == pytest.approx(
@@ -153,11 +152,9 @@ def test_a_reward_model_with_a_tokenizer_of_its_own(ppo, letters):
 def test_collated_columns_are_those_that_came():
     letters = train_tokenizer(["a b c"])
     batch = collate_prompts([dict(prompt="a b", place=1), dict(prompt="c", place=2)], letters)
-    assert (
-        batch["columns"] == dict(place=[1, 2])
-        and batch["prompt"] == ["a b", "c"]
-        and batch["prompt_mask"].tolist() == [[True, True], [False, True]]
-    )
+    assert batch["columns"] == dict(place=[1, 2])
+    assert batch["prompt"] == ["a b", "c"]
+    assert batch["prompt_mask"].tolist() == [[True, True], [False, True]]
 
 
 # catches: prompts or columns in another order than the ids, so that a reward function gets the facts

@@ -52,10 +52,8 @@ def test_far_away_stays_finite(name):
 
 # catches: a subtraction in bf16, which has 8 bits
 def test_bf16_is_widened_before_the_subtraction():
-    logprobs, ref = (
-        tensor([-100.0, -3.0, -100.0]).bfloat16(),
-        tensor([-100.5, -3.015625, -3.015625]).bfloat16(),
-    )
+    logprobs = tensor([-100.0, -3.0, -100.0]).bfloat16()
+    ref = tensor([-100.5, -3.015625, -3.015625]).bfloat16()
     for f in KL_ESTIMATORS.values():
         assert f(logprobs, ref).dtype == torch.float32
     assert torch.equal(k1(logprobs, ref), logprobs.float() - ref.float())
@@ -108,10 +106,8 @@ def tiny(seed):
 
 @pytest.fixture
 def batch():
-    prompt_mask, mask = (
-        torch.arange(4) >= tensor([[0], [2], [3]]),
-        torch.arange(5) < tensor([[5], [0], [2]]),
-    )
+    prompt_mask = torch.arange(4) >= tensor([[0], [2], [3]])
+    mask = torch.arange(5) < tensor([[5], [0], [2]])
     torch.manual_seed(0)
     return torch.randint(13, (3, 4)), prompt_mask, torch.randint(13, (3, 5)), mask
 
@@ -144,10 +140,8 @@ def test_reference_by_context(batch):
         logits = response_logits(model, *batch)
         with model.disable_adapter():
             ref_logits = response_logits(model, *batch)
-    assert (
-        torch.allclose(got[batch[3]], full_kl(logits, ref_logits)[batch[3]], atol=1e-5)
-        and got[batch[3]].max() > 1e-3
-    )
+    assert torch.allclose(got[batch[3]], full_kl(logits, ref_logits)[batch[3]], atol=1e-5)
+    assert got[batch[3]].max() > 1e-3
 
 
 def test_nothing_real(batch):
@@ -274,9 +268,8 @@ def test_which_gradient_follows_the_kl(seed, scale):
     other = p - logq.exp()  # d KL(q, p) / d z, by hand
     near = dict(atol=1e-10)
     assert torch.allclose(torch.autograd.grad(full_kl(z, ref), z)[0], home, **near)
-    assert torch.allclose(in_reward("k1"), home, **near) and torch.allclose(
-        in_loss("k2"), home, **near
-    )
+    assert torch.allclose(in_reward("k1"), home, **near)
+    assert torch.allclose(in_loss("k2"), home, **near)
     assert torch.allclose(in_loss("k3"), other, atol=1e-8) and in_loss("k1").abs().max() < 1e-10
     assert torch.allclose(in_reward("k3"), home - other, atol=1e-8)
 
@@ -318,25 +311,19 @@ def test_full_kl_of_bf16_logits():
 @given(st.integers(0, 10**6), st.integers(1, 3), st.permutations(range(4)))
 def test_response_full_kl_of_random_rows(seed, at, order):
     g = torch.Generator().manual_seed(seed)
-    prompt_mask, mask = (
-        torch.arange(3) >= torch.randint(3, (4, 1), generator=g),
-        random_logprobs(seed)[2],
-    )
-    prompt_ids, response_ids = (
-        torch.randint(13, (4, 3), generator=g),
-        torch.randint(13, (4, 5), generator=g),
-    )
+    prompt_mask = torch.arange(3) >= torch.randint(3, (4, 1), generator=g)
+    mask = random_logprobs(seed)[2]
+    prompt_ids = torch.randint(13, (4, 3), generator=g)
+    response_ids = torch.randint(13, (4, 5), generator=g)
     batch = (prompt_ids, prompt_mask, response_ids, mask)
     whole = response_full_kl(*MODELS, *batch, chunk_logits=26)
     parts = [
         response_full_kl(*MODELS, *[x[rows] for x in batch])
         for rows in (slice(0, at), slice(at, 4))
     ]
-    assert (
-        torch.allclose(torch.cat(parts), whole, atol=1e-5)
-        and (whole[~mask] == 0).all()
-        and (whole >= -1e-6).all()
-    )
+    assert torch.allclose(torch.cat(parts), whole, atol=1e-5)
+    assert (whole[~mask] == 0).all()
+    assert (whole >= -1e-6).all()
     assert torch.allclose(
         response_full_kl(*MODELS, *[x[order] for x in batch]), whole[order], atol=1e-5
     )

@@ -277,9 +277,8 @@ def test_bf16_inputs_are_as_good_as_their_numbers():
         x = batch[0].clone().requires_grad_()
         got = f(x, *batch[1:])
         got.backward()
-        assert got.dtype == torch.float32 and got.item() == pytest.approx(
-            f(*exact).item(), rel=1e-4, abs=1e-3
-        )
+        assert got.dtype == torch.float32
+        assert got.item() == pytest.approx(f(*exact).item(), rel=1e-4, abs=1e-3)
         assert x.grad.dtype == torch.bfloat16 and x.grad.isfinite().all()
     for f in (policy_diagnostics, value_diagnostics):
         assert {k: v.item() for k, v in f(*batch).items()} == pytest.approx(

@@ -245,10 +245,8 @@ def test_hostile_padding_gives_finite_gradients(junk, dtype):
 
 def test_a_gradient_counts_the_tokens_of_all_ranks():
     # catches: a divisor that is this rank's own count
-    x, mask = (
-        torch.tensor([[1.0, 2.0, 5.0], [3.0, 4.0, 5.0]]),
-        torch.tensor([[True, True, False], [True, False, False]]),
-    )
+    x = torch.tensor([[1.0, 2.0, 5.0], [3.0, 4.0, 5.0]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
     leaves = [x[:1].clone().requires_grad_(), x[1:].clone().requires_grad_()]
     for mean in on_ranks(
         lambda p, reduce: masked_mean(*p, reduce), *zip(leaves, (mask[:1], mask[1:]))
@@ -274,10 +272,8 @@ def test_the_exercises_call_the_real_functions_right():
 
 
 def test_integers_and_booleans_have_means():
-    hits, mask = (
-        torch.tensor([[True, False, True, True]]),
-        torch.tensor([[True, True, True, False]]),
-    )
+    hits = torch.tensor([[True, False, True, True]])
+    mask = torch.tensor([[True, True, True, False]])
     assert_close(masked_mean(hits, mask), torch.tensor(2 / 3))
     assert (
         whiten(torch.tensor([[1, 2, 4]]), torch.ones(1, 3, dtype=torch.bool)).dtype == torch.float32
@@ -285,10 +281,8 @@ def test_integers_and_booleans_have_means():
 
 
 def test_arguments_are_left_alone():
-    x, mask = (
-        torch.tensor([[1.0, float("nan")], [2.0, 3.0]]),
-        torch.tensor([[True, False], [True, True]]),
-    )
+    x = torch.tensor([[1.0, float("nan")], [2.0, 3.0]])
+    mask = torch.tensor([[True, False], [True, True]])
     before = x.clone(), mask.clone()
     everything(x, mask), whiten(x, mask), position_ids(mask), last_index(mask)
     assert_close((x, mask), before, equal_nan=True, rtol=0, atol=0)

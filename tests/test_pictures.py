@@ -65,10 +65,8 @@ def test_each_response_token_is_chosen_once():
         text for text in sequence_texts(PICTURES[1], "token") if text in ("sat", "down", "STOP")
     ]
     assert sorted(shown) == sorted(["sat", "down", "STOP"] * 2)
-    assert (
-        "Columns 2 to 4" in PICTURES[1]
-        and sequence_texts(PICTURES[1], "note").count("nothing") == 1
-    )
+    assert "Columns 2 to 4" in PICTURES[1]
+    assert sequence_texts(PICTURES[1], "note").count("nothing") == 1
     # values and log-probs one column before their tokens, the score once, at the last one
     boxes = [
         e for e in ElementTree.fromstring(PICTURES[2]).iter() if e.get("class") == "box trained"
@@ -167,9 +165,8 @@ def test_bars_are_as_high_as_their_numbers():
 def test_any_token_and_any_number_can_be_drawn():
     "catches: a token that breaks the markup, a scale divided by 0"
     drawn(gae_picture(["<b>&", "\n"], [0.0, 0.0]), "up")
-    assert "⟨" not in gae_picture(["x"], [1e-9]) and not re.search(
-        "nan|inf", repr(gae_picture(["x"], [0.0]))
-    )
+    assert "⟨" not in gae_picture(["x"], [1e-9])
+    assert not re.search("nan|inf", repr(gae_picture(["x"], [0.0])))
     with pytest.raises(ValueError, match="1 tokens and 2 surprises"):
         gae_picture(["x"], [0.0, 1.0])
 

@@ -95,11 +95,9 @@ def check_steps(ppo, steps, rows, accumulation, mini_batches, epochs):
 
     trainer.add_callback(Watch())
     trainer.train()
-    assert (
-        len(steps) == epochs * mini_batches
-        and changed == [{"policy", "value"}] * len(steps)
-        and trainer.state.global_step == 1
-    )
+    assert len(steps) == epochs * mini_batches
+    assert changed == [{"policy", "value"}] * len(steps)
+    assert trainer.state.global_step == 1
 
 
 # rows of a micro-batch, micro-batches, mini-batches, epochs
@@ -141,11 +139,9 @@ def test_fault_02_metrics_do_not_scale_with_accumulation(ppo):
         trainer.train()
         found.append(logs(trainer)[0])
         assert_alike(found[0], found[-1], 1e-5)
-        assert (
-            found[0]["policy/clipfrac_avg"] > 0
-            and found[0]["policy/approxkl_avg"] > 0
-            and found[0]["policy/grad_norm"] > 0.1
-        )
+        assert found[0]["policy/clipfrac_avg"] > 0
+        assert found[0]["policy/approxkl_avg"] > 0
+        assert found[0]["policy/grad_norm"] > 0.1
 
 
 # ---- 3: the last batch, an evaluation, sizes ----
@@ -336,20 +332,16 @@ def check_ratio_is_one(ppo, name="neox", bf16=False, **settings):
         trainer.train()
     assert len(found) == updates * 2 * 2
     for seen in found:
-        assert (
-            seen["approxkl"] / seen["tokens"] < (1e-8 if bf16 else 1e-12) and seen["clipfrac"] == 0
-        )
+        assert seen["approxkl"] / seen["tokens"] < (1e-8 if bf16 else 1e-12)
+        assert seen["clipfrac"] == 0
         if not bf16:
             assert seen["worst"] <= 1e-6 and abs(seen["ratio"] / seen["tokens"] - 1) <= 1e-6
     for log in logs(trainer):
-        assert abs(log["objective/kl"]) < (1e-2 if bf16 else 1e-5) and abs(
-            log["val/ratio"] - 1
-        ) <= (1e-4 if bf16 else 1e-6)
-        assert (
-            log["policy/approxkl_avg"] < 1e-8
-            and log["policy/clipfrac_avg"] == log["val/clipfrac_avg"] == 0
-            and log["val/ratio_var"] < 1e-8
-        )
+        assert abs(log["objective/kl"]) < (1e-2 if bf16 else 1e-5)
+        assert abs(log["val/ratio"] - 1) <= (1e-4 if bf16 else 1e-6)
+        assert log["policy/approxkl_avg"] < 1e-8
+        assert log["policy/clipfrac_avg"] == log["val/clipfrac_avg"] == 0
+        assert log["val/ratio_var"] < 1e-8
 
 
 # catches: temperature in one place and not in the other, dropout, a sampler's own log-probs, a
@@ -400,9 +392,8 @@ def test_fault_05_bf16_takes_effect(ppo, letters, bf16, by_hand):
                     )
                 )
     metrics = trainer.step(PROMPTS[:8]) if by_hand else (trainer.train(), logs(trainer)[0])[1]
-    assert seen == dict.fromkeys(
-        seen, {torch.bfloat16 if bf16 else torch.float32}
-    ) and math.isfinite(metrics["loss/policy_avg"])
+    assert seen == dict.fromkeys(seen, {torch.bfloat16 if bf16 else torch.float32})
+    assert math.isfinite(metrics["loss/policy_avg"])
     assert (
         {p.dtype for p in trainer.model.parameters()}
         == {torch.float32}
@@ -501,18 +492,14 @@ def test_fault_07_the_seed_decides_for_two_trainers_side_by_side(ppo):
 def test_fault_08_the_penalty_follows_the_stop_token(ppo, how, stop):
     r = scored(ppo(nothing, missing_eos_penalty=2.0, **how))
     ended = [stop in row[keep].tolist() for row, keep in zip(r.response_ids, r.mask)]
-    assert (
-        r.scores.tolist() == [0.0 if end else -2.0 for end in ended]
-        and r.stopped.tolist() == ended
-        and 0 < sum(ended) < len(r)
-    )
-    assert not r.raw_scores.any() and any(
-        STOP in row[keep].tolist() for row, keep in zip(r.response_ids, r.mask)
-    )
+    assert r.scores.tolist() == [0.0 if end else -2.0 for end in ended]
+    assert r.stopped.tolist() == ended
+    assert 0 < sum(ended) < len(r)
+    assert not r.raw_scores.any()
+    assert any(STOP in row[keep].tolist() for row, keep in zip(r.response_ids, r.mask))
     replaced = scored(ppo(likes_c, non_eos_penalty=True, penalty_reward_value=-7.0, **how))
-    assert replaced.scores.eq(-7).tolist() == (
-        ~replaced.stopped
-    ).tolist() and 0 < replaced.stopped.sum() < len(replaced)
+    assert replaced.scores.eq(-7).tolist() == (~replaced.stopped).tolist()
+    assert 0 < replaced.stopped.sum() < len(replaced)
 
 
 def test_fault_08_the_penalty_follows_stop_strings(ppo):
@@ -574,11 +561,9 @@ def with_leftovers(ppo, leftovers: dict) -> list:
             setattr(model.generation_config, name, value)
     trainer.train()
     for log in logs(trainer):
-        assert (
-            abs(log["objective/kl"]) <= 1e-6
-            and abs(log["val/ratio"] - 1) <= 1e-6
-            and log["val/ratio_var"] <= 1e-6
-        )
+        assert abs(log["objective/kl"]) <= 1e-6
+        assert abs(log["val/ratio"] - 1) <= 1e-6
+        assert log["val/ratio_var"] <= 1e-6
         assert log["policy/clipfrac_avg"] == 0 and log["policy/approxkl_avg"] <= 1e-12
     return [(r.response_ids.tolist(), r.logprobs.tolist()) for r in rollouts(trainer)]
 
@@ -602,10 +587,8 @@ def test_fault_11_a_missing_pad_token_is_made_and_is_not_the_stop_token(ppo, let
     tokenizer.pad_token = None
     trainer = ppo(parts=dict(processing_class=tokenizer), resize_embeddings=True)
     trainer.train()
-    assert (
-        trainer.processing_class.pad_token_id not in (None, STOP)
-        and trainer.model.policy.config.pad_token_id == trainer.processing_class.pad_token_id
-    )
+    assert trainer.processing_class.pad_token_id not in (None, STOP)
+    assert trainer.model.policy.config.pad_token_id == trainer.processing_class.pad_token_id
 
 
 # ---- 12: a pad id outside the embedding, chunks of different length ----
@@ -638,9 +621,8 @@ def test_fault_12_the_policy_is_resized_on_request(ppo, letters, padded_outside,
         == 13
     )
     for log in logs(trainer):
-        assert abs(log["objective/kl"]) < 1e-3 and all(
-            math.isfinite(value) for value in untimed(log).values()
-        )
+        assert abs(log["objective/kl"]) < 1e-3
+        assert all(math.isfinite(value) for value in untimed(log).values())
 
 
 # catches: an IndexError, or embeddings that grow without a word
@@ -685,10 +667,8 @@ def test_fault_12_the_reward_model_grows_with_the_policy(ppo, letters, padded_ou
 # fills its embedding up to a round number) and that the others are asked about
 @pytest.mark.parametrize("how", ["pad", "round"])
 def test_fault_12_a_token_that_only_the_policy_knows(ppo, letters, padded_outside, how):
-    policy, reward = (
-        tiny_policy(letters, 0, **SIZES),
-        scorer_from(tiny_policy(letters, 5, **SIZES), 5),
-    )
+    policy = tiny_policy(letters, 0, **SIZES)
+    reward = scorer_from(tiny_policy(letters, 5, **SIZES), 5)
     if how == "round":
         policy.resize_token_embeddings(16)
     try:
@@ -738,11 +718,9 @@ def test_fault_12_rollout_chunks_of_different_length(ppo, letters):
     whole, parts = found
     ends = [rows.sum(1).max().item() for rows in parts.mask.split(3)]
     assert len(set(ends)) > 1, f"every chunk is as long as the others: {ends}"
-    assert (
-        torch.equal(whole.response_ids, parts.response_ids)
-        and torch.equal(whole.mask, parts.mask)
-        and torch.equal(whole.stopped, parts.stopped)
-    )
+    assert torch.equal(whole.response_ids, parts.response_ids)
+    assert torch.equal(whole.mask, parts.mask)
+    assert torch.equal(whole.stopped, parts.stopped)
     for name in (
         "logprobs",
         "ref_logprobs",
@@ -756,10 +734,8 @@ def test_fault_12_rollout_chunks_of_different_length(ppo, letters):
     ):
         torch.testing.assert_close(getattr(whole, name), getattr(parts, name), atol=1e-5, rtol=1e-5)
     for b in range(8):
-        prompt, answer = (
-            parts.prompt_ids[b][parts.prompt_mask[b]],
-            parts.response_ids[b][parts.mask[b]],
-        )
+        prompt = parts.prompt_ids[b][parts.prompt_mask[b]]
+        answer = parts.response_ids[b][parts.mask[b]]
         logp = (
             trainer.model.policy(torch.cat([prompt, answer])[None])
             .logits[0]
@@ -923,9 +899,8 @@ def test_fault_15_a_callback_asks_for_a_log_an_evaluation_and_a_checkpoint(ppo):
 
     trainer = ppo(parts=dict(callbacks=[Asks()]), total_episodes=48, logging_strategy="no")
     trainer.train()
-    assert [log["step"] for log in logs(trainer)][0] == 2 and [
-        log["step"] for log in trainer.state.log_history if "eval_score" in log
-    ] == [2]
+    assert [log["step"] for log in logs(trainer)][0] == 2
+    assert [log["step"] for log in trainer.state.log_history if "eval_score" in log] == [2]
     assert [path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*")] == [
         "checkpoint-2"
     ] and trainer.state.global_step == 4  # the second epoch, of updates 4 to 6, ended at once
@@ -1036,10 +1011,8 @@ def check_stops_at_once(ppo, rows, keep_stop=True, **settings):
     trainer.train()
     assert len(logs(trainer)) == 1
     for log in logs(trainer):
-        assert (
-            all(math.isfinite(value) for value in log.values())
-            and log["tokens/response_length"] >= 1
-        )
+        assert all(math.isfinite(value) for value in log.values())
+        assert log["tokens/response_length"] >= 1
     r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:8])))
     assert r.mask[rows].sum(1).eq(1).all() and r.stopped[rows].all()
     if not trainer.args.whiten_rewards:
@@ -1152,11 +1125,9 @@ def check_micro_batches(ppo, dtype, within):
         found.append((trainer.losses[:2], trainer.stepped_on))
         assert trainer.losses[:2] == pytest.approx(found[0][0], rel=within, abs=within)
         for a, b in zip(found[0][1], trainer.stepped_on):
-            assert (
-                (a - b).abs().max() <= within
-                and (a - b).norm() <= within * a.norm()
-                and a.norm() > 0.1
-            )
+            assert (a - b).abs().max() <= within
+            assert (a - b).norm() <= within * a.norm()
+            assert a.norm() > 0.1
 
 
 # catches: a loss divided by the tokens of the micro-batch, by their number, or by both
@@ -1214,10 +1185,8 @@ def test_fault_19_whitening_is_global_over_ranks(ppo, tmp_path):
             kl=torch.randn(r.mask.shape, generator=torch.Generator().manual_seed(0)).abs() * r.mask,
         )
         whole = trainer.advantages(trainer.score(r))
-        assert (
-            whole.mask[:3].sum() / 3 != whole.mask[3:].sum() / 5
-            and len({int(n) for n in whole.mask.sum(1)}) > 1
-        )
+        assert whole.mask[:3].sum() / 3 != whole.mask[3:].sum() / 5
+        assert len({int(n) for n in whole.mask.sum(1)}) > 1
         whole.save(tmp_path / f"whole-{scaled}.safetensors")
     (tmp_path / "rank.py").write_text(RANK)
     env = dict(ACCELERATE_USE_CPU="true")

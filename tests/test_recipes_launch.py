@@ -18,10 +18,8 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="gloo on one machine"),
     pytest.mark.slow,  # the layouts themselves run at every stop in test_two_processes.py
 ]
-RECIPES, WORKER = (
-    Path(rlhf_nb.__file__).parent / "recipes",
-    str(Path(__file__).with_name("recipe_worker.py")),
-)
+RECIPES = Path(rlhf_nb.__file__).parent / "recipes"
+WORKER = str(Path(__file__).with_name("recipe_worker.py"))
 SAYS = dict(
     ddp="2 processes, DDP (MULTI_CPU), cpu, float32",
     zero2="2 processes, DeepSpeed ZeRO-2 (DEEPSPEED), cpu, bf16",

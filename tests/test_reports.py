@@ -79,11 +79,9 @@ def test_tensorboard_gets_metrics_and_tables(tmp_path):
     assert [event.step for event in found.Scalars("train/objective/scores")] == [1, 2, 3]
     texts = found.Tensors(next(tag for tag in tags["tensors"] if tag.startswith("completions")))
     said = texts[-1].tensor_proto.string_val[0].decode()
-    assert (
-        len(texts) == 3
-        and said.splitlines()[0] == "| query | model response | score |"
-        and len(said.splitlines()) == 7
-    )
+    assert len(texts) == 3
+    assert said.splitlines()[0] == "| query | model response | score |"
+    assert len(said.splitlines()) == 7
     assert last_table(tmp_path)["query"][2] in said
 
 
@@ -190,14 +188,11 @@ def test_a_hub_that_goes_away_costs_nothing(ppo, monkeypatch, tmp_path, caplog):
     with caplog.at_level("WARNING"):
         trainer.save_model()
     said = [record.getMessage() for record in caplog.records if "not pushed" in record.getMessage()]
-    assert (
-        len(said) == 1
-        and "training is not affected" in said[0]
-        and (Path(trainer.args.output_dir) / "model.safetensors").is_file()
-    )
-    assert (
-        Path(trainer.args.output_dir) / "checkpoint-2" / "manifest.json"
-    ).is_file() and trainer.state.global_step == 3
+    assert len(said) == 1
+    assert "training is not affected" in said[0]
+    assert (Path(trainer.args.output_dir) / "model.safetensors").is_file()
+    assert (Path(trainer.args.output_dir) / "checkpoint-2" / "manifest.json").is_file()
+    assert trainer.state.global_step == 3
     with pytest.raises(Exception, match="(?i)offline|reach|connect"):
         trainer.push_to_hub()  # asked by hand, the error is the user's to see
 

@@ -63,10 +63,8 @@ def test_the_stop_token_is_never_cut(world, tokenizer, spare):
     learned = lambda row: [label for label in row["labels"] if label != -100]
     longest = max(len(learned(row)) for row in whole)
     for full, cut in zip(whole, encode_rows(world["train"], tokenizer, longest + spare)):
-        assert (
-            cut["input_ids"] == full["input_ids"][-(longest + spare) :]
-            and cut["input_ids"][-1] == tokenizer.eos_token_id
-        )
+        assert cut["input_ids"] == full["input_ids"][-(longest + spare) :]
+        assert cut["input_ids"][-1] == tokenizer.eos_token_id
         assert cut["length"] == len(cut["input_ids"]) and learned(cut) == learned(full)
     with pytest.raises(ValueError, match=f"max_length is {longest}: raise max_length"):
         encode_rows(world["train"], tokenizer, longest)
@@ -263,12 +261,10 @@ def test_packing_changes_no_loss(tokenizer, uneven, small_args, kind):
     (off, losses, start), (on, packed, packed_start) = (
         run(tokenizer, uneven, small_args, kind, packing=p) for p in (False, True)
     )
-    assert (
-        packed == pytest.approx(losses, abs=1e-5)
-        and packed_start == pytest.approx(start, abs=1e-5)
-        and len(losses) == 4
-        and losses[-1] < losses[0]
-    )
+    assert packed == pytest.approx(losses, abs=1e-5)
+    assert packed_start == pytest.approx(start, abs=1e-5)
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
     assert sum(packed) / 4 == pytest.approx(sum(losses) / 4, abs=1e-5)
     assert (
         max(
@@ -293,22 +289,17 @@ def test_lines_by_hand():
         dict(input_ids=[8, 1], labels=[-100, 1]),
     ]
     batch = packed_batch(rows, 9)
-    assert batch["input_ids"].tolist() == [[4, 5, 6, 7, 1], [2, 3, 1, 8, 1]] and batch[
-        "position_ids"
-    ].tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 0, 1]]
-    assert (
-        batch["labels"].tolist() == [[-100, -100, -100, 7, 1], [-100, 3, 1, -100, 1]]
-        and batch["use_cache"] is False
-        and "attention_mask" not in batch
-    )
+    assert batch["input_ids"].tolist() == [[4, 5, 6, 7, 1], [2, 3, 1, 8, 1]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 0, 1]]
+    assert batch["labels"].tolist() == [[-100, -100, -100, 7, 1], [-100, 3, 1, -100, 1]]
+    assert batch["use_cache"] is False
+    assert "attention_mask" not in batch
     wide = packed_batch(rows[1:], 9, 9)
     assert wide["input_ids"].tolist() == [[4, 5, 6, 7, 1, 8, 1]]
     left = packed_batch(rows[:2], 9)
-    assert (
-        left["input_ids"].tolist()[1] == [2, 3, 1, 9, 9]
-        and left["position_ids"].tolist()[1] == [0, 1, 2, 0, 1]
-        and left["labels"].tolist()[1][3:] == [-100, -100]
-    )
+    assert left["input_ids"].tolist()[1] == [2, 3, 1, 9, 9]
+    assert left["position_ids"].tolist()[1] == [0, 1, 2, 0, 1]
+    assert left["labels"].tolist()[1][3:] == [-100, -100]
 
 
 # catches: a model that leaks trained with packing in silence
@@ -329,10 +320,8 @@ def test_a_model_that_mixes_rows_is_refused(tokenizer, uneven, small_args):
 
 # catches: a row beyond the model's positions found by an index error in the middle of an epoch
 def test_a_row_beyond_the_positions_is_named(tiny, tokenizer, world, small_args):
-    data, model = (
-        world["train"].select_columns(["prompt", "completion"]),
-        tiny(max_position_embeddings=40),
-    )
+    data = world["train"].select_columns(["prompt", "completion"])
+    model = tiny(max_position_embeddings=40)
     with pytest.raises(ValueError, match="40 positions: set max_length=40"):
         SFTTrainer(model, small_args(SFTConfig), data, None, tokenizer)
     with pytest.raises(ValueError, match="40 positions"):

@@ -62,10 +62,8 @@ JUNK = st.sampled_from([0.0, 1.0, -1e4, 3e38, math.inf, -math.inf, math.nan])
 def test_hostile_numbers():
     """Catches a score for a batch without a token, T of 1, an overflow of the KL of a log-prob of
     -1e4 or of a bf16 tensor."""
-    none, one = (
-        torch.zeros(2, 3, dtype=torch.bool),
-        torch.tensor([[False] * 3, [True, False, False]]),
-    )
+    none = torch.zeros(2, 3, dtype=torch.bool)
+    one = torch.tensor([[False] * 3, [True, False, False]])
     nans = torch.full((2, 3), math.nan)
     assert (shape_rewards(torch.tensor([1.0, math.nan]), nans, none, 0.1)[0] == 0).all()
     four, two = torch.tensor([4.0]), torch.tensor([[2.0]])
@@ -121,10 +119,8 @@ def test_bf16_and_whole_numbers_keep_their_digits():
     """Catches arithmetic in bf16, where 256 - 0.5 is 256, and integer scores that swallow a penalty
     of 0.5."""
     mask = torch.ones(1, 1, dtype=torch.bool)
-    scores, kl = (
-        torch.tensor([256.0], dtype=torch.bfloat16),
-        torch.tensor([[0.5]], dtype=torch.bfloat16),
-    )
+    scores = torch.tensor([256.0], dtype=torch.bfloat16)
+    kl = torch.tensor([[0.5]], dtype=torch.bfloat16)
     assert shape_rewards(scores, kl, mask, 1.0)[0].item() == 255.5
     assert penalize_missing_eos(scores, ~mask[:, 0], 0.5).item() == 255.5
     assert penalize_missing_eos(torch.tensor([3]), ~mask[:, 0], 0.5).item() == 2.5
@@ -232,9 +228,8 @@ def test_ranks_of_any_size_agree_with_one():
     want = batch_moments(x)
     for parts in [(x[:5], x[5:]), (x[:0], x[:10], x[10:])]:
         got = on_ranks(batch_moments, *parts)
-        assert (
-            all(moments == pytest.approx(want, rel=1e-9) for moments in got) and len(set(got)) == 1
-        )
+        assert all(moments == pytest.approx(want, rel=1e-9) for moments in got)
+        assert len(set(got)) == 1
 
 
 def test_all_ranks_raise_when_one_holds_a_nan():

@@ -50,14 +50,11 @@ from rlhf_nb.training.model_loading import tiny_policy
 def test_a_rollout_by_hand(ppo, letters):
     trainer = ppo(temperature=0.7)
     r, policy, value = trainer.rollout(PROMPTS), trainer.model.policy, trainer.model.value
-    assert (
-        r.responses
-        == [
-            letters.decode([i for i in row[keep].tolist() if i != STOP])
-            for row, keep in zip(r.response_ids, r.mask)
-        ]
-        and r.prompts == PROMPTS
-    )
+    assert r.responses == [
+        letters.decode([i for i in row[keep].tolist() if i != STOP])
+        for row, keep in zip(r.response_ids, r.mask)
+    ]
+    assert r.prompts == PROMPTS
     for b in range(len(r)):
         prompt, answer = r.prompt_ids[b][r.prompt_mask[b]], r.response_ids[b][r.mask[b]]
         logp = (policy(torch.cat([prompt, answer])[None]).logits[0] / 0.7).log_softmax(-1)[
@@ -65,9 +62,8 @@ def test_a_rollout_by_hand(ppo, letters):
         ]
         hidden = value.base_model(torch.cat([prompt, answer])[None]).last_hidden_state[0]
         n = len(answer)
-        assert torch.allclose(
-            r.logprobs[b, :n], logp.gather(1, answer[:, None])[:, 0], atol=1e-5
-        ) and torch.allclose(r.ref_logprobs[b, :n], r.logprobs[b, :n], atol=1e-6)
+        assert torch.allclose(r.logprobs[b, :n], logp.gather(1, answer[:, None])[:, 0], atol=1e-5)
+        assert torch.allclose(r.ref_logprobs[b, :n], r.logprobs[b, :n], atol=1e-6)
         assert (
             torch.allclose(r.values[b, :n], value.score(hidden)[len(prompt) - 1 : -1, 0], atol=1e-5)
             and not r.values[b, n:].any()
@@ -86,9 +82,8 @@ def test_scores_are_normalised_and_clipped_before_the_penalty(ppo):
         np.clip((second.raw_scores.numpy() - seen.mean()) / seen.std(ddof=1), -0.5, 0.5)
         - ~second.stopped.numpy()
     )
-    assert second.scores.numpy() == pytest.approx(
-        wanted, abs=1e-5
-    ) and first.raw_scores.tolist() == pytest.approx(likes_c(first.prompts, first.responses))
+    assert second.scores.numpy() == pytest.approx(wanted, abs=1e-5)
+    assert first.raw_scores.tolist() == pytest.approx(likes_c(first.prompts, first.responses))
 
 
 # catches: a model asked while it is away, fetched once for each chunk, left on the device, or
@@ -124,12 +119,10 @@ def test_frozen_models_are_offloaded_between_uses(ppo, letters, monkeypatch, est
         return trainer, [untimed(log) for log in logs(trainer)], trainer.evaluate()
 
     (plain, *told), (rested, *same) = run(), run(offload_frozen=True)
-    assert (
-        told == same
-        and not unlike(weights(plain), weights(rested))
-        and "in host memory" in rested.describe()
-        and "in host memory" not in plain.describe()
-    )
+    assert told == same
+    assert not unlike(weights(plain), weights(rested))
+    assert "in host memory" in rested.describe()
+    assert "in host memory" not in plain.describe()
     count = lambda model: sum(1 for _ in model.parameters())
     # three updates, and once before them, to see whether its head can be taken off
     assert fetched.count("GPTNeoXForCausalLM") == (3 * visits + 1) * count(rested.ref_model)
@@ -138,9 +131,8 @@ def test_frozen_models_are_offloaded_between_uses(ppo, letters, monkeypatch, est
     )  # and the evaluation
     assert len(wrappers) == 2 and set(away) == {1}
     for wrapper in wrappers:
-        assert wrapper.depth == 0 and all(
-            p.data is kept or p.data_ptr() == kept.data_ptr() for p, kept in wrapper.weights
-        )
+        assert wrapper.depth == 0
+        assert all(p.data is kept or p.data_ptr() == kept.data_ptr() for p, kept in wrapper.weights)
 
 
 def test_columns_reach_the_reward_function(ppo):
@@ -158,9 +150,8 @@ def test_columns_reach_the_reward_function(ppo):
         missing_eos_penalty=0.0,
     )
     trainer.train()
-    assert all(PROMPTS[n] == prompt for prompt, n in seen) and sorted(n for _, n in seen) == list(
-        range(24)
-    )
+    assert all(PROMPTS[n] == prompt for prompt, n in seen)
+    assert sorted(n for _, n in seen) == list(range(24))
     assert (
         [n for r in rollouts(trainer) for n in r.columns["number"]]
         == [n for _, n in seen]
@@ -195,9 +186,8 @@ def gae_by_hand(r: Rollout, gamma: float, lam: float) -> tuple[np.ndarray, np.nd
 def test_advantages_by_hand(ppo, gamma, lam):
     r = scored(ppo(gamma=gamma, lam=lam, kl_coef=0.3))
     advantages, returns = gae_by_hand(r, gamma, lam)
-    assert r.advantages.numpy() == pytest.approx(
-        advantages, abs=1e-4
-    ) and r.returns.numpy() == pytest.approx(returns, abs=1e-4)
+    assert r.advantages.numpy() == pytest.approx(advantages, abs=1e-4)
+    assert r.returns.numpy() == pytest.approx(returns, abs=1e-4)
 
 
 # catches: a mean over the rectangle instead of the real tokens, kl_coef of the wrong update, a
@@ -249,9 +239,8 @@ def test_metrics_are_means_over_what_is_real(ppo, kl_estimator, kl_controller):
             "episode": 8 * (r.info["update"] + 1),
         }
         assert {name: log[name] for name in wanted} == pytest.approx(wanted, abs=1e-5, rel=1e-5)
-        assert (r.kl.numpy()[~real] == 0).all() and (
-            kl_estimator not in ("k2", "k3", "abs", "full") or kl >= 0
-        )
+        assert (r.kl.numpy()[~real] == 0).all()
+        assert kl_estimator not in ("k2", "k3", "abs", "full") or kl >= 0
     for r in rollouts(trainer):  # a saved rollout says with which settings it was made
         live = trainer.objective_for(r)
         assert asdict(live) == r.objective and live.kl_estimator == kl_estimator
@@ -277,13 +266,11 @@ def test_a_plain_run_is_logged_kept_and_saved(ppo, letters, tmp_path):
     assert len(rollouts(trainer)) == 3
     trainer.save_model(str(tmp_path / "saved"))
     again, ids = AutoModelForCausalLM.from_pretrained(tmp_path / "saved"), torch.arange(12)[None]
-    assert torch.equal(again(ids).logits, trainer.model.policy(ids).logits) and type(again) is type(
-        trainer.model.policy
-    )
+    assert torch.equal(again(ids).logits, trainer.model.policy(ids).logits)
+    assert type(again) is type(trainer.model.policy)
     names = load_file(tmp_path / "saved" / "model.safetensors")
-    assert len(names) == len(list(trainer.model.policy.parameters())) and not any(
-        "score" in name or name.startswith(("policy.", "value.")) for name in names
-    )
+    assert len(names) == len(list(trainer.model.policy.parameters()))
+    assert not any("score" in name or name.startswith(("policy.", "value.")) for name in names)
     assert (
         AutoTokenizer.from_pretrained(tmp_path / "saved")("abc").input_ids
         == letters("abc").input_ids
@@ -310,10 +297,8 @@ def test_losses_of_a_first_step_by_hand(ppo):
     trainer.train()
     log, r = logs(trainer)[0], rollouts(trainer)[0]
     real = r.mask.numpy()
-    policy, value = (
-        -r.advantages.numpy()[real].mean(),
-        0.5 * ((r.values - r.returns).numpy()[real] ** 2).mean(),
-    )
+    policy = -r.advantages.numpy()[real].mean()
+    value = 0.5 * ((r.values - r.returns).numpy()[real] ** 2).mean()
     logp = [
         (trainer.model.policy(torch.cat([p[pm], a[am]])[None]).logits[0]).log_softmax(-1)[
             int(pm.sum()) - 1 : -1
@@ -387,10 +372,8 @@ def test_completions_keep_every_row(ppo):
     tables = sorted((Path(trainer.args.output_dir) / "completions").iterdir())
     assert [table.name for table in tables] == [f"update-{n:05d}-sample.csv" for n in (2, 4, 5)]
     frame = pd.read_csv(tables[-1], keep_default_na=False)
-    assert (
-        list(frame.columns) == ["query", "model response", "score"]
-        and frame["query"].tolist() == PROMPTS[:5]
-    )
+    assert list(frame.columns) == ["query", "model response", "score"]
+    assert frame["query"].tolist() == PROMPTS[:5]
     assert frame["score"].tolist() == pytest.approx(likes_c([], frame["model response"].tolist()))
     assert trainer.evaluate()["eval_score"] == pytest.approx(frame["score"].mean())
 

@@ -119,9 +119,8 @@ def test_fault_13_saving_and_lora_under_two_processes(both):
         Loader.from_pretrained(folder / "saved")(ids).logits,
         torch.load(folder / f"logits-{kind}-2.pt"),
     )
-    assert (
-        AutoTokenizer.from_pretrained(folder / "saved").pad_token_id == 0 and "README.md" in names
-    )
+    assert AutoTokenizer.from_pretrained(folder / "saved").pad_token_id == 0
+    assert "README.md" in names
     names = {path.name for path in (folder / "whole" / "checkpoint-3").iterdir()}
     assert {
         "rng_state_0.pth",
@@ -159,20 +158,15 @@ def check_same_numbers(folders: list[Path], kind: str, micro: int = 2) -> None:
         torch.load(folder / f"found-{kind}-{n}-{m}.pt", weights_only=False)
         for n, m in ((1, 2), (2, micro))
     )
-    assert (
-        torch.equal(one["start"], two["start"])
-        and (one["weights"] - one["start"]).abs().max() > 1e-3
-    )
+    assert torch.equal(one["start"], two["start"])
+    assert (one["weights"] - one["start"]).abs().max() > 1e-3
     torch.testing.assert_close(two["weights"], one["weights"], atol=1e-5, rtol=0)
-    assert (
-        two["metrics"] == pytest.approx(one["metrics"], abs=1e-5, rel=1e-5)
-        and len(one["metrics"]) > 15
-    )
+    assert two["metrics"] == pytest.approx(one["metrics"], abs=1e-5, rel=1e-5)
+    assert len(one["metrics"]) > 15
     tables = [pd.read_csv(io.StringIO(found["table"])) for found in (two, one)]
     pd.testing.assert_frame_equal(*tables, check_exact=False, atol=1e-5, rtol=0)
-    assert one["table"].count("tell") == 5 and two["looked"] == pytest.approx(
-        one["looked"], abs=1e-5
-    )
+    assert one["table"].count("tell") == 5
+    assert two["looked"] == pytest.approx(one["looked"], abs=1e-5)
     whole = Rollout.load(folder / f"ready-{kind}-1-0-2.safetensors")
     parts = [
         Rollout.load(folders[rank] / f"ready-{kind}-2-{rank}-{micro}.safetensors")

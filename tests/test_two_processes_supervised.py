@@ -73,10 +73,8 @@ def test_two_processes_take_the_step_of_one(trained, what):
     for two in (
         torch.load(path, weights_only=False) for path in sorted(folder.glob(f"step-{what}-*.pt"))
     ):
-        assert (
-            torch.equal(two["start"], one["start"])
-            and (one["weights"] - one["start"]).abs().max() > 1e-4
-        )
+        assert torch.equal(two["start"], one["start"])
+        assert (one["weights"] - one["start"]).abs().max() > 1e-4
         torch.testing.assert_close(two["weights"], one["weights"], atol=1e-5, rtol=0)
         for ours, theirs in zip(two["told"], one["told"], strict=True):
             assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5)
@@ -88,10 +86,8 @@ def test_two_processes_take_the_step_of_one(trained, what):
 @pytest.mark.parametrize("what", ["sft", "reward"])
 def test_what_two_processes_saved_loads_in_one(trained, what):
     folder, lora = trained
-    saved, plain = (
-        folder / f"saved-{what}",
-        dict(sft=AutoModelForCausalLM, reward=AutoModelForSequenceClassification)[what],
-    )
+    saved = folder / f"saved-{what}"
+    plain = dict(sft=AutoModelForCausalLM, reward=AutoModelForSequenceClassification)[what]
     more = {} if what == "sft" else dict(num_labels=1)
     if lora:
         import peft
@@ -99,13 +95,10 @@ def test_what_two_processes_saved_loads_in_one(trained, what):
         plain = dict(
             sft=peft.AutoPeftModelForCausalLM, reward=peft.AutoPeftModelForSequenceClassification
         )[what]
-        assert (saved / "adapter_model.safetensors").is_file() and not (
-            saved / "model.safetensors"
-        ).exists()
-    model, tokenizer = (
-        plain.from_pretrained(saved, **more).eval(),
-        AutoTokenizer.from_pretrained(saved),
-    )
+        assert (saved / "adapter_model.safetensors").is_file()
+        assert not (saved / "model.safetensors").exists()
+    model = plain.from_pretrained(saved, **more).eval()
+    tokenizer = AutoTokenizer.from_pretrained(saved)
     trained_weights = torch.load(folder / f"weights-{what}.pt")
     assert torch.equal(
         torch.cat(
@@ -122,11 +115,9 @@ def test_what_two_processes_saved_loads_in_one(trained, what):
     from rlhf_nb.training.model_loading import load_scorer
 
     scorer, references = load_scorer(str(saved)).eval(), worker.SFT.select(range(7))
+    assert scorer.config.reward_center != 0
     assert (
-        scorer.config.reward_center != 0
-        and abs(
-            score_texts(scorer, tokenizer, references["prompt"], references["completion"]).mean()
-        )
+        abs(score_texts(scorer, tokenizer, references["prompt"], references["completion"]).mean())
         < 1e-5
     )
     assert lora or inside(model).config.reward_center == scorer.config.reward_center
