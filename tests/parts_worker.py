@@ -18,17 +18,15 @@ from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.training.folders import check_shared_disk
 
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-transformers.training_args.is_torch_bf16_gpu_available = lambda: (
-    True
-)  # without use_cpu, transformers wants to see a GPU first
+# without use_cpu, transformers wants to see a GPU first
+transformers.training_args.is_torch_bf16_gpu_available = lambda: True
 fsdp, stage = "ACCELERATE_USE_FSDP" in os.environ, os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE")
 prompts = TOLD[:8]
 
 
 def make(out: str, bf16: bool = False, **changes) -> PPOTrainer:
-    device = (
-        dict(use_cpu=False, ddp_backend="gloo") if stage else dict(use_cpu=True)
-    )  # use_cpu would turn DeepSpeed off, without a word
+    # use_cpu would turn DeepSpeed off, without a word
+    device = dict(use_cpu=False, ddp_backend="gloo") if stage else dict(use_cpu=True)
     settings = QUIET | OF_RANKS | dict(num_ppo_epochs=2, total_episodes=16, learning_rate=0.0)
     args = PPOConfig(str(folder / out), bf16=bf16, **settings | device | changes)
     # Accelerate takes FSDP for a matter of GPUs, and gives DDP on a CPU: told that these are some

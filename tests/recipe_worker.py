@@ -9,9 +9,8 @@ from datasets import Dataset
 
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
-transformers.training_args.is_torch_bf16_gpu_available = lambda: (
-    True
-)  # the recipes ask for bf16; transformers wants to see a GPU first, unless use_cpu is set
+# the recipes ask for bf16; transformers wants to see a GPU first, unless use_cpu is set
+transformers.training_args.is_torch_bf16_gpu_available = lambda: True
 folder, gpu = sys.argv[1], os.environ.get("RECIPE_ON") == "gpu"
 device = (
     {}

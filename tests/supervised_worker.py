@@ -11,9 +11,8 @@ import torch
 from datasets import Dataset
 
 RANKS, RANK = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-ANSWERS = [
-    f"{'a b ' * (i % 5)}c {i}" for i in range(22)
-]  # of several lengths: ranks with other numbers of tokens
+# of several lengths: ranks with other numbers of tokens
+ANSWERS = [f"{'a b ' * (i % 5)}c {i}" for i in range(22)]
 PROMPTS = [f"{'so ' * (i % 4)}tell {i}" for i in range(22)]
 SFT = Dataset.from_dict(dict(prompt=PROMPTS, completion=ANSWERS))
 PAIRS = Dataset.from_dict(
@@ -200,9 +199,8 @@ def main(folder: Path, kind: str) -> None:
     if RANK == 0:
         print("right:", kind, flush=True)
     torch.distributed.barrier()
-    os._exit(
-        0
-    )  # all is asserted; gloo's threads now and then abort a process that takes itself apart
+    # all is asserted; gloo's threads now and then abort a process that takes itself apart
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -204,9 +204,8 @@ def test_the_seed_decides_how_an_adapter_begins(ppo):
 # catches: a config that peft writes into, so that the second trainer finds another one than the
 # user made
 def test_one_config_serves_two_trainers(ppo):
-    configs = [
-        LoraConfig(r=2, task_type=task) for task in ("CAUSAL_LM", "SEQ_CLS")
-    ]  # peft fills in what is left open
+    # peft fills in what is left open
+    configs = [LoraConfig(r=2, task_type=task) for task in ("CAUSAL_LM", "SEQ_CLS")]
     before = [config.to_dict() for config in configs]
     first, second = (
         ppo(parts=dict(peft_config=configs[0], value_peft_config=configs[1])) for _ in range(2)
@@ -252,9 +251,8 @@ def test_a_head_on_the_trunk(ppo):
     )
     trainer.update(trainer.advantages(trainer.score(r)))
     handle.remove()
-    assert sum(calls) == 4 * 2 and "value.score.weight" in unlike(
-        before, weights(trainer)
-    )  # 4 epochs of 2 micro-batches
+    # 4 epochs of 2 micro-batches
+    assert sum(calls) == 4 * 2 and "value.score.weight" in unlike(before, weights(trainer))
 
 
 def test_the_value_loss_moves_the_trunk_after_the_warm_up(ppo):

@@ -208,9 +208,8 @@ def test_summary():
 
 # catches: an update's time that takes in the rollout, or leaves out the first forward pass
 def test_the_update_begins_with_the_first_forward_that_learns(monkeypatch):
-    monkeypatch.setattr(
-        ppo_side, "register_optimizer_step_post_hook", lambda hook: None
-    )  # it would stay for all tests
+    # it would stay for all tests
+    monkeypatch.setattr(ppo_side, "register_optimizer_step_post_hook", lambda hook: None)
     model = torch.nn.Sequential(torch.nn.Embedding(8, 2))
     model.get_input_embeddings = lambda: model[0]
     counts = ppo_side.Counts(model, "cpu")

@@ -159,9 +159,8 @@ def values_of(parsed) -> dict[str, object]:
 def test_every_flag_reaches_its_field(name, how, monkeypatch):
     kinds, wanted = wanted_of(name)
     for kind in kinds:
-        monkeypatch.setattr(
-            kind, "__post_init__", lambda self: None, raising=False
-        )  # combinations are the trainers' matter
+        # combinations are the trainers' matter
+        monkeypatch.setattr(kind, "__post_init__", lambda self: None, raising=False)
     before = values_of(parse(name, []))
     if how == "file":
         settings = {
@@ -1286,9 +1285,8 @@ def test_the_pipeline_as_it_is_typed(run):
     from rlhf_nb.rollout import Rollout
 
     first = Rollout.load(folder / "ppo_seed1" / "rollouts" / "update-00000.safetensors")
-    assert (first.scores[~first.stopped] == -1).all() and (
-        ~first.stopped
-    ).any()  # the EOS trick in its other form
+    # the EOS trick in its other form
+    assert (first.scores[~first.stopped] == -1).all() and (~first.stopped).any()
 
 
 LONELY = """

@@ -154,9 +154,8 @@ def test_only_our_own_rules_end_a_row(engine, policy):
     torch.manual_seed(0)
     drawn, _ = engine.generate(*[x.repeat(6, 1) for x in prompts()], Sampling(8, 0, (4,), 2.0))
     ended = drawn.response_ids.gather(1, drawn.mask.sum(1, keepdim=True) - 1)[:, 0]
-    assert (drawn.response_ids[:, :-1] == 1)[
-        drawn.mask[:, 1:]
-    ].any()  # an EOS in the middle of a row
+    # an EOS in the middle of a row
+    assert (drawn.response_ids[:, :-1] == 1)[drawn.mask[:, 1:]].any()
     assert torch.equal(drawn.stopped, ended == 4) and (drawn.mask.sum(1)[~drawn.stopped] == 8).all()
 
 
@@ -568,9 +567,8 @@ def test_an_engine_completes_as_the_own_sampler_does(vllm, letters):
         policy, letters, ["c d"] * 6, 5, 1.0, batch_size=3, seed=0, engine=engine
     ).texts
     assert twice[:3] != twice[3:]  # the next batch has other seeds
-    ask(
-        1.0, engine=engine
-    )  # without a seed of its own it takes the global random state's, as the own sampler does
+    # without a seed of its own it takes the global random state's, as the own sampler does
+    ask(1.0, engine=engine)
     assert not torch.equal(before, torch.get_rng_state())
 
 

@@ -859,9 +859,8 @@ def test_a_hacked_run_raises_its_alarm(kind, end):
         assert [alarm.kind for alarm in alarms] == [kind]
         assert 6 <= alarms[0].update <= 29
         assert f"Update {alarms[0].update}:" in str(alarms[0])
-        assert (
-            hacking_alarms(series(seed, score=-2.0, **{kind: end})) == []
-        )  # the score fell: something else is wrong
+        # the score fell: something else is wrong
+        assert hacking_alarms(series(seed, score=-2.0, **{kind: end})) == []
 
 
 # catches: the trainer's names not known, log entries without a score that break the window, a

@@ -59,9 +59,8 @@ def test_two_bounds_make_a_slider(spec, kind, value, low, high, step):
     assert (made.value, made.min, made.max) == (value, low, high)
     assert made.step == pytest.approx(step)
     assert made.description == "kl coef"
-    assert (
-        made.continuous_update is False
-    )  # a picture is drawn when the hand lets go, not at every pixel
+    # a picture is drawn when the hand lets go, not at every pixel
+    assert made.continuous_update is False
 
 
 def test_choices_make_buttons():
@@ -69,9 +68,8 @@ def test_choices_make_buttons():
     True taken for the number 1; an underscore that a screen reader reads out"""
     listed = control("estimator", ["k1", "k2"])
     named = control("dual_clip", {"off": 0.0, "three": 3.0})
-    assert (
-        type(listed) is type(named) is widgets.ToggleButtons
-    )  # a native menu cannot be moved by the keyboard in JupyterLab
+    # a native menu cannot be moved by the keyboard in JupyterLab
+    assert type(listed) is type(named) is widgets.ToggleButtons
     assert listed.options == ("k1", "k2") and listed.value == "k1"
     assert named.label == "off" and named.value == 0.0
     named.label = "three"

@@ -143,9 +143,8 @@ def gap(measure, case: dict, dtype: torch.dtype = torch.float32) -> float:
 # (at temperature 1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_values_and_gradients_are_those_of_the_plain_way(case):
-    coarse = 1 / min(
-        1.0, case["temperature"]
-    )  # what a logit was rounded by is divided by the temperature
+    # what a logit was rounded by is divided by the temperature
+    coarse = 1 / min(1.0, case["temperature"])
     assert gap(fused_logprobs, case) < 2e-6 * coarse  # 1.004e-6 on one processor
     assert gap(fused_logprobs, case, torch.float64) < 1e-14 * coarse
 
@@ -673,9 +672,8 @@ def test_the_trainer_asks_for_no_more_than_is_read(changes, want, ppo, monkeypat
     seen = asked(monkeypatch)
     metrics = ppo(num_ppo_epochs=2, **changes).step()
     assert set(seen) == {(False, None, None), (True, want, want == "learn")}
-    assert (
-        seen.count((False, None, None)) == 2 and metrics["policy/entropy_avg"] > 0.5
-    )  # policy and reference, one chunk each
+    # policy and reference, one chunk each
+    assert seen.count((False, None, None)) == 2 and metrics["policy/entropy_avg"] > 0.5
 
 
 def test_an_unknown_wish_is_refused(batch):

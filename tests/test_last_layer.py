@@ -311,9 +311,8 @@ def test_fine_tuning_makes_logits_of_the_completion_alone(texts, small_args):
     )
     batch = next(iter(trainer.get_train_dataloader()))
     trainer.compute_loss(trainer.model, dict(batch))
-    assert seen == [
-        torch.Size([4, 5])
-    ]  # three words and the stop token, and the one after it, which nobody counts
+    # three words and the stop token, and the one after it, which nobody counts
+    assert seen == [torch.Size([4, 5])]
 
 
 def reward_losses(texts, small_args) -> tuple[list, list]:

@@ -409,7 +409,6 @@ def test_entropy_stays_between_its_bounds(row, temperature):
     (grad,) = torch.autograd.grad(entropy + logprobs.sum(), logits)
     assert -1e-6 <= entropy.item() <= math.log(len(row)) + 1e-6 and grad.isfinite().all()
     assert logprobs.isfinite().all() and (logprobs <= 1e-6).all()
-    spacing = (
-        2**-22 * max(map(abs, row)) / temperature
-    )  # of float32 numbers as large as these logits
+    # of float32 numbers as large as these logits
+    spacing = 2**-22 * max(map(abs, row)) / temperature
     assert logprobs.exp().sum().item() == pytest.approx(1.0, abs=1e-5 + spacing)

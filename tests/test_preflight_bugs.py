@@ -247,9 +247,8 @@ def looked_at(ppo, tiny, world, tokenizer) -> Callable[..., Checks]:
     def look(
         bug: Bug | None, reward=tells_more, adapter: bool = False, dtype=None, **settings
     ) -> Checks:
-        policy = tiny(
-            0, max_position_embeddings=192, initializer_range=0.4
-        )  # as sure as a trained one
+        # as sure as a trained one
+        policy = tiny(0, max_position_embeddings=192, initializer_range=0.4)
         for layer in policy.modules():
             if isinstance(layer, Dropout):
                 layer.p = 0.1

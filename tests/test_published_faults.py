@@ -697,9 +697,8 @@ def test_fault_12_an_embedding_too_small_is_refused(ppo, letters, part):
 # askew
 def test_fault_12_rollout_chunks_of_different_length(ppo, letters):
     found = []
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # the same draw for the same row in any chunk: where the cumulated probability passes a half
+    # the same draw for the same row in any chunk: where the cumulated probability passes a half
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             rlhf_nb.rollout,
             "draw_tokens",
@@ -936,9 +935,8 @@ def with_padding(r: Rollout, left: int, right: int, seed: int) -> Rollout:
 
 def check_padding(ppo, letters, absolute=False, **settings):
     found, reward = [], scorer_from(tiny_policy(letters, 5, **SIZES), 5)
-    if (
-        absolute
-    ):  # GPT-2 knows a token's place by its number, GPT-NeoX by its distance to the others
+    # GPT-2 knows a token's place by its number, GPT-NeoX by its distance to the others
+    if absolute:
         torch.manual_seed(0)
         policy = AutoModelForCausalLM.from_config(
             GPT2Config(
@@ -1039,9 +1037,8 @@ def check_stops_at_once(ppo, rows, keep_stop=True, **settings):
             [p.grad.flatten() for p in trainer.model.policy.parameters() if p.grad is not None]
         )
         trainer.model.zero_grad()
-        logits = trainer.model.policy(r.prompt_ids[b][r.prompt_mask[b]][None]).logits[
-            0, -1
-        ]  # what chose the stop token
+        # what chose the stop token
+        logits = trainer.model.policy(r.prompt_ids[b][r.prompt_mask[b]][None]).logits[0, -1]
         (-r.advantages[b, 0] * logits.log_softmax(-1)[STOP]).backward()
         torch.testing.assert_close(
             got,

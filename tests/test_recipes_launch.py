@@ -71,9 +71,8 @@ def launch(recipe: str, folder: Path, **env: str) -> subprocess.CompletedProcess
 def test_the_recipe_runs_on_two_processes(recipe, folder):
     if "zero" in recipe:
         need_deepspeed()
-    cpu = (
-        dict(ACCELERATE_USE_CPU="true") if recipe == "ddp" else dict(DS_ACCELERATOR="cpu")
-    )  # ACCELERATE_USE_CPU would turn DeepSpeed off
+    # ACCELERATE_USE_CPU would turn DeepSpeed off
+    cpu = dict(ACCELERATE_USE_CPU="true") if recipe == "ddp" else dict(DS_ACCELERATOR="cpu")
     done = launch(recipe, folder, CUDA_VISIBLE_DEVICES="", **cpu)
     assert done.returncode == 0 and done.stdout.count(SAYS[recipe]) == 1, (
         done.stdout[-2000:] + done.stderr[-4000:]

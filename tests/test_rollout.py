@@ -195,9 +195,8 @@ def check_draw(draw, monkeypatch) -> None:
         with monkeypatch.context() as patch:
             at(patch, [0.0, 0.25, 0.5 - 1e-12, 0.5, 0.75, 1 - 2.0**-53])
             assert draw((four * scale).expand(6, 5)).tolist() == [[1], [1], [1], [3], [3], [3]]
-    short = torch.full(
-        (2**17,), 1e-3 / 2**17
-    )  # pieces of 7.6e-9: float32 cannot tell them apart near 1
+    # pieces of 7.6e-9: float32 cannot tell them apart near 1
+    short = torch.full((2**17,), 1e-3 / 2**17)
     line, wanted = torch.cat([torch.tensor([0.999]), short]), torch.tensor([5, 100, 77_777, 2**17])
     ends = line.double().cumsum(0)
     with monkeypatch.context() as patch:

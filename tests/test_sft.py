@@ -544,9 +544,8 @@ def test_a_stream_is_resumed_in_the_pass_it_was_in(tiny, letters, small_args, tm
     whole = make(output_dir=str(tmp_path / "whole"))
     seen = shown(whole)
     whole.train()
-    passes = [
-        [i for batch in seen[k : k + 4] for i in batch] for k in (0, 4, 8)
-    ]  # of five batches, the last is left out
+    # of five batches, the last is left out
+    passes = [[i for batch in seen[k : k + 4] for i in batch] for k in (0, 4, 8)]
     assert len(seen) == 14 and all(len(set(rows)) == 8 for rows in passes)
     assert (passes[0] == passes[1] == passes[2]) == (not shuffled)
     for step in (3, 4, 6):  # within the second pass, at its end, at the end of the third

@@ -277,9 +277,8 @@ def test_every_edit_pair_differs_in_gold(kind):
         a, b, said = edit_pair(facts, shown, rng, [kind])
         gold = [gold_judge(text, facts).gold for text in (a, b)]
         assert a != b and gold[0] != gold[1]
-        assert said == kind or (
-            kind == "drop" and said == "swap"
-        )  # nothing to drop: one of the facts is swapped
+        # nothing to drop: one of the facts is swapped
+        assert said == kind or (kind == "drop" and said == "swap")
         sides.add(gold[0] > gold[1])
     assert sides == {True, False}
 

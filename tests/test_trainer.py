@@ -126,9 +126,8 @@ def test_frozen_models_are_offloaded_between_uses(ppo, letters, monkeypatch, est
     count = lambda model: sum(1 for _ in model.parameters())
     # three updates, and once before them, to see whether its head can be taken off
     assert fetched.count("GPTNeoXForCausalLM") == (3 * visits + 1) * count(rested.ref_model)
-    assert fetched.count("GPTNeoXForSequenceClassification") == 4 * count(
-        rested.reward_model
-    )  # and the evaluation
+    # and the evaluation
+    assert fetched.count("GPTNeoXForSequenceClassification") == 4 * count(rested.reward_model)
     assert len(wrappers) == 2 and set(away) == {1}
     for wrapper in wrappers:
         assert wrapper.depth == 0

@@ -63,9 +63,8 @@ def alone(tmp_path_factory):
         made[kind] = folder = tmp_path_factory.mktemp(f"alone-{kind}")
         policy = saved_base(folder, TOLD)
         with torch.no_grad():
-            policy.gpt_neox.final_layer_norm.bias += (
-                8 * policy.get_output_embeddings().weight[1]
-            )  # now and then it stops
+            # now and then it stops
+            policy.gpt_neox.final_layer_norm.bias += 8 * policy.get_output_embeddings().weight[1]
         policy.save_pretrained(folder / "base")
         scorer_from(policy, 3).save_pretrained(folder / "scorer")
         run(folder, kind, 1)
@@ -172,9 +171,8 @@ def check_same_numbers(folders: list[Path], kind: str, micro: int = 2) -> None:
         Rollout.load(folders[rank] / f"ready-{kind}-2-{rank}-{micro}.safetensors")
         for rank in range(2)
     ]
-    assert {int(part.mask.sum()) for part in parts} != {
-        int(whole.mask.sum()) // 2
-    }  # ranks with other numbers of tokens
+    # ranks with other numbers of tokens
+    assert {int(part.mask.sum()) for part in parts} != {int(whole.mask.sum()) // 2}
     assert (whole.returns is None) == (kind in ("grpo", "reinforce_pp"))  # of a value model
     for name in ("scores", "rewards", "advantages", *["returns"] * (whole.returns is not None)):
         torch.testing.assert_close(

@@ -115,9 +115,8 @@ def test_ppo_on_two_processes(folder, launcher, tmp_path):
     ]
     assert [path.stem for path in tables] == [f"update-{n:05d}-sample" for n in (1, 2, 3)]
     for path in tables:
-        assert (
-            pd.read_csv(path)["query"].tolist() == expected
-        )  # once each, in order, though 5 rows do not divide by 2
+        # once each, in order, though 5 rows do not divide by 2
+        assert pd.read_csv(path)["query"].tolist() == expected
     asked = [list(map(int, (folder / f"asked-{rank}").read_text().split())) for rank in range(2)]
     assert asked == [
         [4, 3] * 3,

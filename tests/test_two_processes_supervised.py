@@ -67,9 +67,8 @@ def trained(request, tmp_path_factory):
 @pytest.mark.parametrize("what", ["sft", "packed", "reward"])
 def test_two_processes_take_the_step_of_one(trained, what):
     folder, lora = trained
-    one = worker.one_step(
-        folder, what.replace("packed", "sft"), 2, lora
-    )  # packed or not, alone or not: one and the same step
+    # packed or not, alone or not: one and the same step
+    one = worker.one_step(folder, what.replace("packed", "sft"), 2, lora)
     for two in (
         torch.load(path, weights_only=False) for path in sorted(folder.glob(f"step-{what}-*.pt"))
     ):
