@@ -59,11 +59,9 @@ KINDS = dict(
 @pytest.mark.parametrize("estimator", ["k1", "full"])
 def test_the_adapter_off_is_the_reference(ppo, letters, estimator):
     settings = dict(learning_rate=1e-2, kl_estimator=estimator, kl_coef=0.3, save_rollouts=True)
-    alone = ppo(parts=dict(peft_config=lora()), **settings)
-    alone.train()
+    alone = ppo.trained(parts=dict(peft_config=lora()), **settings)
     found = rollouts(alone)
-    second = ppo(parts=dict(peft_config=lora(), ref_model=begin(letters)), **settings)
-    second.train()
+    second = ppo.trained(parts=dict(peft_config=lora(), ref_model=begin(letters)), **settings)
     assert alone.ref_model is None and second.ref_model is not None
     for a, b in zip(found, rollouts(second)):
         assert a.responses == b.responses
@@ -80,8 +78,9 @@ def test_learning_rate_zero_changes_nothing(ppo, kind, bf16):
     how = KINDS[kind]()
     for config in how.get("parts", {}).values():
         config.lora_dropout = 0.3
-    trainer = ppo(learning_rate=0.0, bf16=bf16, num_mini_batches=2, total_episodes=16, **how)
-    trainer.train()
+    trainer = ppo.trained(
+        learning_rate=0.0, bf16=bf16, num_mini_batches=2, total_episodes=16, **how
+    )
     for log in logs(trainer):
         assert log["policy/approxkl_avg"] < (1e-8 if bf16 else 1e-12)
         assert log["policy/clipfrac_avg"] == 0
@@ -141,8 +140,7 @@ def test_one_adapter_learns_and_another_is_the_reference(ppo, letters):
 @pytest.mark.parametrize("merged", [False, True])
 def test_the_adapter_alone_is_saved_and_merges(ppo, base, tmp_path, letters, merged):
     settings = dict(learning_rate=1e-2, save_merged=merged, save_strategy="steps", save_steps=3)
-    trainer = ppo(model=load_policy(base), parts=dict(peft_config=lora()), **settings)
-    trainer.train()
+    trainer = ppo.trained(model=load_policy(base), parts=dict(peft_config=lora()), **settings)
     trainer.save_model(str(tmp_path / "saved"))
     names, ids = {path.name for path in (tmp_path / "saved").iterdir()}, torch.arange(12)[None]
     assert {"generation_config.json", "tokenizer.json", "README.md"} <= names
@@ -317,7 +315,7 @@ def test_several_answers_to_each_prompt(ppo):
         seen.append((prompts, place))
         return likes_c(prompts, responses)
 
-    trainer = ppo(
+    trainer = ppo.trained(
         judge,
         data=Dataset.from_dict(dict(prompt=PROMPTS[:12], place=range(12))),
         num_generations=4,
@@ -325,7 +323,6 @@ def test_several_answers_to_each_prompt(ppo):
         num_train_epochs=1,
         save_rollouts=True,
     )
-    trainer.train()
     assert trainer.state.global_step == 12 * 4 // 8
     assert all(len(r) == 8 for r in rollouts(trainer))
     assert logs(trainer)[-1]["episode"] == 48

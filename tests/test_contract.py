@@ -184,7 +184,7 @@ def test_every_model_may_be_a_folder(ppo, letters, tmp_path):
         letters.save_pretrained(tmp_path / name)
 
     def trained(**how) -> PPOTrainer:
-        trainer = ppo(
+        trainer = ppo.trained(
             how["reward"],
             model=how["policy"],
             parts=dict(ref_model=how["ref"], value_model=how["value"])
@@ -192,7 +192,6 @@ def test_every_model_may_be_a_folder(ppo, letters, tmp_path):
             save_rollouts=True,
             total_episodes=16,
         )
-        trainer.train()
         return trainer
 
     by_name = trained(**{name: str(tmp_path / name) for name in parts}, tokenizer=False)

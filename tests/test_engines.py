@@ -575,8 +575,7 @@ def test_an_engine_completes_as_the_own_sampler_does(vllm, letters):
 # catches: completions by the package's own sampler, slow and beside the engine in memory, or by the
 # engine with the weights of the last rollout
 def test_vllm_writes_the_completions_too(vllm, ppo):
-    trainer = ppo(use_vllm=True, learning_rate=1e-2, total_episodes=16)
-    trainer.train()
+    trainer = ppo.trained(use_vllm=True, learning_rate=1e-2, total_episodes=16)
     assert trainer.engine.llm.calls == ["reload_weights", "generate"] * 2
     stale = {name: x.clone() for name, x in trainer.engine.llm.core.model.state_dict().items()}
     before = torch.get_rng_state()

@@ -655,8 +655,7 @@ def test_a_run_resumes_bit_for_bit(ppo, name, tmp_path):
 
 def test_a_run_of_another_objective_is_refused(ppo):
     settings = dict(total_episodes=16, save_strategy="steps", save_steps=1)
-    whole = ppo(**settings_of("grpo", **settings))
-    whole.train()
+    whole = ppo.trained(**settings_of("grpo", **settings))
     folder = str(Path(whole.args.output_dir) / "checkpoint-1")
     for changed, text in (
         (dict(advantage_estimator="rloo"), "its advantage_estimator is 'grpo'"),
@@ -734,8 +733,7 @@ def test_an_estimator_of_ones_own_needs_a_function_and_a_row(kind, ppo, monkeypa
     assert checks["value model: advantages"].measured == why
     assert (checks["value model: returns"].measured == why) == estimator.critic
     assert checks["rewards: per token"].passed
-    trainer = ppo(total_episodes=32, save_strategy="no", **settings)
-    trainer.train()
+    trainer = ppo.trained(total_episodes=32, save_strategy="no", **settings)
     assert trainer.state.global_step > 0
     with pytest.raises(ValueError, match=f"one of {', '.join(ESTIMATORS)}"):
         PPOConfig("unused", advantage_estimator="theirs", use_cpu=True)

@@ -125,7 +125,7 @@ def test_fault_01_mini_batches_step(ppo, steps, sizes):
 def test_fault_02_metrics_do_not_scale_with_accumulation(ppo):
     found = []
     for rows, accumulation in ((8, 1), (4, 2), (2, 4), (1, 8)):
-        trainer = ppo(
+        trainer = ppo.trained(
             per_device_train_batch_size=rows,
             gradient_accumulation_steps=accumulation,
             num_mini_batches=2,
@@ -136,7 +136,6 @@ def test_fault_02_metrics_do_not_scale_with_accumulation(ppo):
             entropy_coef=0.1,
             cliprange=0.01,
         )
-        trainer.train()
         found.append(logs(trainer)[0])
         assert_alike(found[0], found[-1], 1e-5)
         assert found[0]["policy/clipfrac_avg"] > 0
@@ -153,7 +152,7 @@ def test_fault_02_metrics_do_not_scale_with_accumulation(ppo):
     "prompts, drop_last, per_epoch", [(20, True, 2), (13, False, 2), (12, False, 2), (24, True, 3)]
 )
 def test_fault_03_the_last_batch_is_like_the_others(ppo, steps, prompts, drop_last, per_epoch):
-    trainer = ppo(
+    trainer = ppo.trained(
         num_mini_batches=4,
         num_ppo_epochs=1,
         max_steps=per_epoch + 1,
@@ -161,7 +160,6 @@ def test_fault_03_the_last_batch_is_like_the_others(ppo, steps, prompts, drop_la
         dataloader_drop_last=drop_last,
         save_rollouts=True,
     )
-    trainer.train()
     sizes = [len(r) for r in rollouts(trainer)]
     last = 8 if drop_last else prompts % 8
     assert len(steps) == 4 * (per_epoch + 1) and sizes == [8] * (per_epoch - 1) + [last, 8]
@@ -189,8 +187,7 @@ def test_fault_03_an_evaluation_of_one_batch_changes_nothing(ppo, steps):
     found = []
     for settings in ({}, dict(eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=5)):
         steps.clear()
-        trainer = ppo(num_mini_batches=2, total_episodes=16, **settings)
-        trainer.train()
+        trainer = ppo.trained(num_mini_batches=2, total_episodes=16, **settings)
         assert len(steps) == 2 * 2 * 2
         found.append((weights(trainer), [untimed(log) for log in logs(trainer)]))
     assert not unlike(found[0][0], found[1][0]) and found[0][1] == found[1][1]
@@ -204,8 +201,7 @@ def test_fault_03_a_loader_that_was_read_to_its_end_changes_no_count(ppo, steps)
             assert len(list(trainer.get_eval_dataloader())) == 1
 
     how = dict(per_device_eval_batch_size=5, num_mini_batches=2, total_episodes=16)
-    trainer = ppo(parts=dict(callbacks=[Reads()]), **how)
-    trainer.train()
+    trainer = ppo.trained(parts=dict(callbacks=[Reads()]), **how)
     assert len(steps) == 2 * 2 * 2 and all(log["policy/grad_norm"] > 0 for log in logs(trainer))
 
 
@@ -256,13 +252,12 @@ def test_fault_04_checkpointing_recomputes_in_both_models(ppo, how):
 def test_fault_04_checkpointing_does_not_change_what_is_sampled(ppo):
     found = []
     for on in (False, True):
-        trainer = ppo(
+        trainer = ppo.trained(
             learning_rate=0.0,
             total_episodes=16,
             activation_checkpointing=on,
             save_rollouts=True,
         )
-        trainer.train()
         found.append([r.response_ids.tolist() for r in rollouts(trainer)])
     assert found[0] == found[1]
 
@@ -318,7 +313,7 @@ def check_ratio_is_one(ppo, name="neox", bf16=False, **settings):
     torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rlhf_nb.ppo, "policy_diagnostics", watch)
-        trainer = ppo(
+        trainer = ppo.trained(
             model=AutoModelForCausalLM.from_config(copy.deepcopy(MODELS[name])),
             learning_rate=0.0,
             bf16=bf16,
@@ -329,7 +324,6 @@ def check_ratio_is_one(ppo, name="neox", bf16=False, **settings):
             total_episodes=8 * updates,
             **settings,
         )
-        trainer.train()
     assert len(found) == updates * 2 * 2
     for seen in found:
         assert seen["approxkl"] / seen["tokens"] < (1e-8 if bf16 else 1e-12)
@@ -585,8 +579,7 @@ def test_fault_10_leftovers_in_the_generation_config_have_no_say(ppo):
 def test_fault_11_a_missing_pad_token_is_made_and_is_not_the_stop_token(ppo, letters):
     tokenizer = copy.deepcopy(letters)
     tokenizer.pad_token = None
-    trainer = ppo(parts=dict(processing_class=tokenizer), resize_embeddings=True)
-    trainer.train()
+    trainer = ppo.trained(parts=dict(processing_class=tokenizer), resize_embeddings=True)
     assert trainer.processing_class.pad_token_id not in (None, STOP)
     assert trainer.model.policy.config.pad_token_id == trainer.processing_class.pad_token_id
 
@@ -607,14 +600,13 @@ def padded_outside(letters):
 # the policy
 @pytest.mark.parametrize("given", [False, True])
 def test_fault_12_the_policy_is_resized_on_request(ppo, letters, padded_outside, given):
-    trainer = ppo(
+    trainer = ppo.trained(
         resize_embeddings=True,
         parts=dict(processing_class=padded_outside)
         | (dict(ref_model=tiny_policy(letters, 0, **SIZES)) if given else {}),
         learning_rate=0.0,
         total_episodes=8,
     )
-    trainer.train()
     assert (
         trainer.model.policy.get_input_embeddings().num_embeddings
         == trainer.ref_model.get_input_embeddings().num_embeddings
@@ -771,8 +763,7 @@ def test_fault_14_a_data_set_smaller_than_a_batch_is_refused_at_once(ppo, drop_l
 
 
 def test_fault_14_a_data_set_of_one_batch_trains(ppo):
-    trainer = ppo(data=Dataset.from_dict(dict(prompt=PROMPTS[:8])))
-    trainer.train()
+    trainer = ppo.trained(data=Dataset.from_dict(dict(prompt=PROMPTS[:8])))
     assert trainer.state.global_step == 3
 
 
@@ -785,7 +776,7 @@ EVENTS = [name for name in vars(TrainerCallback) if name.startswith("on_")]
 # the documentation's, where a step is an update
 def test_fault_15_every_event_fires_and_in_order(ppo):
     events = Events()
-    trainer = ppo(
+    trainer = ppo.trained(
         parts=dict(callbacks=[events]),
         total_episodes=16,
         per_device_train_batch_size=2,
@@ -797,7 +788,6 @@ def test_fault_15_every_event_fires_and_in_order(ppo):
         eval_strategy="steps",
         eval_steps=1,
     )
-    trainer.train()
     told = [
         name for name in events.seen if name != "on_substep_end" and name != "on_prediction_step"
     ]
@@ -831,8 +821,7 @@ def test_fault_15_every_event_fires_and_in_order(ppo):
 # catches: control.should_training_stop that nobody reads
 def test_fault_15_a_callback_stops_the_run(ppo):
     events = Events(stop_at=2)
-    trainer = ppo(parts=dict(callbacks=[events]), total_episodes=24)
-    trainer.train()
+    trainer = ppo.trained(parts=dict(callbacks=[events]), total_episodes=24)
     assert (
         trainer.state.global_step
         == 2
@@ -846,9 +835,8 @@ def test_fault_15_a_callback_stops_the_run(ppo):
 # catches: logs, evaluations and checkpoints at every update, or at none; a log that tells of its
 # last update alone
 def test_fault_15_steps_between_logs_evaluations_and_checkpoints(ppo):
-    every = ppo(total_episodes=56, num_ppo_epochs=1)
-    every.train()
-    trainer = ppo(
+    every = ppo.trained(total_episodes=56, num_ppo_epochs=1)
+    trainer = ppo.trained(
         total_episodes=56,
         num_ppo_epochs=1,
         logging_steps=2,
@@ -857,7 +845,6 @@ def test_fault_15_steps_between_logs_evaluations_and_checkpoints(ppo):
         save_strategy="steps",
         save_steps=4,
     )
-    trainer.train()
     each, told = logs(every), logs(trainer)
     assert [log["step"] for log in each] == [1, 2, 3, 4, 5, 6, 7] and [
         log["step"] for log in told
@@ -878,8 +865,7 @@ def test_fault_15_steps_between_logs_evaluations_and_checkpoints(ppo):
 # catches: a table of completions that counts as the log of its update, so that the metrics of that
 # update are told later or never
 def test_fault_15_completions_take_no_log_away(ppo):
-    trainer = ppo(num_sample_generations=3)
-    trainer.train()
+    trainer = ppo.trained(num_sample_generations=3)
     assert (
         [log["step"] for log in logs(trainer)]
         == [1, 2, 3]
@@ -896,8 +882,7 @@ def test_fault_15_a_callback_asks_for_a_log_an_evaluation_and_a_checkpoint(ppo):
             if state.global_step == 4:
                 control.should_epoch_stop = True
 
-    trainer = ppo(parts=dict(callbacks=[Asks()]), total_episodes=48, logging_strategy="no")
-    trainer.train()
+    trainer = ppo.trained(parts=dict(callbacks=[Asks()]), total_episodes=48, logging_strategy="no")
     assert [log["step"] for log in logs(trainer)][0] == 2
     assert [log["step"] for log in trainer.state.log_history if "eval_score" in log] == [2]
     assert [path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*")] == [
@@ -1000,13 +985,12 @@ def stops_at_once(rows, keep_stop=True):
 
 
 def check_stops_at_once(ppo, rows, keep_stop=True, **settings):
-    trainer = ppo(
+    trainer = ppo.trained(
         lambda prompts, responses, **_: [len(p) + len(r) for p, r in zip(prompts, responses)],
         kind=stops_at_once(rows, keep_stop),
         total_episodes=8,
         **settings,
     )
-    trainer.train()
     assert len(logs(trainer)) == 1
     for log in logs(trainer):
         assert all(math.isfinite(value) for value in log.values())
@@ -1070,7 +1054,7 @@ def test_fault_17_a_row_that_stops_at_once(ppo, rows, settings):
 
 # catches: 0 / 0 where every reward is the same: nothing to learn from, and nothing to break either
 def test_fault_17_rows_that_stop_at_once_and_earn_the_same(ppo):
-    trainer = ppo(
+    trainer = ppo.trained(
         nothing,
         kind=stops_at_once(slice(None)),
         whiten_rewards=True,
@@ -1078,7 +1062,6 @@ def test_fault_17_rows_that_stop_at_once_and_earn_the_same(ppo):
         kl_coef=0.0,
         total_episodes=16,
     )
-    trainer.train()
     for log in logs(trainer):
         assert all(math.isfinite(value) for value in log.values())
 
@@ -1212,8 +1195,7 @@ def test_fault_20_ids_on_either_side_are_the_text(letters, side, with_mask):
 # catches: a run that differs from the run on the same prompts as text
 def test_fault_20_right_padded_prompts(ppo, letters):
     def run(**parts):
-        trainer = ppo(**parts, total_episodes=8, num_ppo_epochs=1)
-        trainer.train()
+        trainer = ppo.trained(**parts, total_episodes=8, num_ppo_epochs=1)
         return weights(trainer)
 
     as_text = run()
@@ -1239,8 +1221,7 @@ def test_fault_20_a_collator_of_ones_own(ppo, letters):
     ids = Dataset.from_dict(dict(input_ids=[letters(p)["input_ids"] for p in PROMPTS]))
 
     def run(**parts):
-        trainer = ppo(data=ids, parts=parts, total_episodes=8, num_ppo_epochs=1)
-        trainer.train()
+        trainer = ppo.trained(data=ids, parts=parts, total_episodes=8, num_ppo_epochs=1)
         return weights(trainer)
 
     ours = run()

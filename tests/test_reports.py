@@ -125,8 +125,7 @@ def test_an_evaluation_before_the_training_reports_too(ppo, tmp_path):
 # catches: a card of a run that was never trained, results that vanish with Trainer's own last log,
 # paths and secrets that go out with it
 def test_the_card_states_recipe_data_seeds_and_results(ppo, tmp_path):
-    trainer = ppo(seed=11, kl_coef=0.07, num_sample_generations=1, hub_token="hf_secret")
-    trainer.train()
+    trainer = ppo.trained(seed=11, kl_coef=0.07, num_sample_generations=1, hub_token="hf_secret")
     trainer.save_model(str(tmp_path / "saved"))
     card = (tmp_path / "saved" / "README.md").read_text()
     head = yaml.safe_load(card.split("---")[1])
@@ -145,15 +144,13 @@ def test_the_card_states_recipe_data_seeds_and_results(ppo, tmp_path):
     ):
         assert line in card, line
     assert "hf_secret" not in card and str(tmp_path) not in card
-    again = ppo(seed=11, kl_coef=0.07)
-    again.train()
+    again = ppo.trained(seed=11, kl_coef=0.07)
     again.save_model(str(tmp_path / "again"))
     assert (
         next(line for line in card.splitlines() if "sha256" in line)
         in (tmp_path / "again" / "README.md").read_text()
     )
-    checkpointed = ppo(save_strategy="steps", save_steps=1, total_episodes=8)
-    checkpointed.train()
+    checkpointed = ppo.trained(save_strategy="steps", save_steps=1, total_episodes=8)
     assert (
         "| kl_coef |"
         in (Path(checkpointed.args.output_dir) / "checkpoint-1" / "README.md").read_text()

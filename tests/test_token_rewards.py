@@ -481,8 +481,7 @@ KEPT = dict(save_rollouts=True, save_strategy="steps", save_steps=1, save_start=
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_run_keeps_resumes_replays_and_evaluates_them(kind, ppo):
     "Catches: a file without the marks of steps, sums in their place, scores judged again."
-    trainer = ppo(each_c, **RUNS[kind], **KEPT)
-    trainer.train()
+    trainer = ppo.trained(each_c, **RUNS[kind], **KEPT)
     kept, logged = rollouts(trainer), logs(trainer)
     for r, log in zip(kept, logged):
         assert r.scores.shape == r.raw_scores.shape == r.mask.shape == r.paid.shape

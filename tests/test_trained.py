@@ -198,8 +198,7 @@ def test_a_schedule_is_that_of_the_optimizer(ppo, letters):
     other = ConstantLR(SGD(policy.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="the lr_scheduler is of another optimizer"):
         ppo(model=policy, parts=dict(optimizers=(None, other)))
-    first = ppo()
-    first.train()
+    first = ppo.trained()
     models = dict(model=first.policy, ref_model=policy, value_model=first.pair.value)
     given = lambda schedule: (
         {k: v for k, v in models.items() if k != "model"}
@@ -258,8 +257,7 @@ def test_a_warm_up_leaves_the_policy_out(ppo, trunk):
 
 
 def test_a_warm_up_ignores_the_momentum_of_a_run_before(ppo, letters):
-    first = ppo(parts=dict(optimizer_cls_and_kwargs=(SGD, dict(lr=0.1, momentum=0.9))))
-    first.train()
+    first = ppo.trained(parts=dict(optimizer_cls_and_kwargs=(SGD, dict(lr=0.1, momentum=0.9))))
     parts = dict(value_model=first.pair.value, ref_model=begin(letters))
     second = ppo(
         model=first.policy,
@@ -518,10 +516,9 @@ def test_an_adapter_on_embedding_or_head_is_saved_as_trained(
     ppo, saved, stages, tmp_path, config, tied
 ):
     base = saved(llama(tied))
-    trainer = ppo(
+    trainer = ppo.trained(
         model=load_policy(base), learning_rate=5e-2, parts=dict(peft_config=lora(**TIED[config]))
     )
-    trainer.train()
     wanted = trainer.policy(IDS).logits
     assert (wanted - load_policy(base)(IDS).logits).abs().max() > 0.1
     trainer.save_model(str(tmp_path / "adapter"))
@@ -542,14 +539,13 @@ def test_an_adapter_on_an_adapter_is_loaded_as_trained(ppo, stages, saved, tmp_p
     base = saved(llama())
     sft = stages.folder(stages("sft", base, peft_config=lora()))
     judge = stages.folder(stages("reward", base, peft_config=lora()))
-    trainer = ppo(
+    trainer = ppo.trained(
         load_judge(judge),
         model=load_policy(sft),
         learning_rate=5e-2,
         save_value_model=True,
         parts=dict(peft_config=lora(), value_peft_config=lora()),
     )
-    trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
     again = load_policy(str(tmp_path / "saved"))
     torch.testing.assert_close(again(IDS).logits, trainer.policy(IDS).logits, atol=1e-4, rtol=0)
@@ -652,10 +648,9 @@ def test_a_saved_value_model_starts_another_run(ppo, saved, letters, tmp_path, k
     if kind == "adapter":
         parts = dict(value_peft_config=LoraConfig(r=2, target_modules=["query_key_value"]))
     how = dict(share_value_trunk=kind == "head")
-    trainer = ppo(
+    trainer = ppo.trained(
         model=load_policy(base), parts=parts, save_value_model=True, learning_rate=1e-2, **how
     )
-    trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
     r = trainer.rollout(PROMPTS[:8])
     given = dict(value_model=str(tmp_path / "saved" / "value"))
