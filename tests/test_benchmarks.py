@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from notebooks import NOTEBOOKS
+from small_models import small_config
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -149,20 +150,13 @@ def test_padding_and_last_tokens_may_be_left_out():
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_necessary_flops_are_those_that_torch_counts(everywhere):
     from torch.utils.flop_counter import FlopCounterMode
-    from transformers import LlamaConfig, LlamaModel
+    from transformers import LlamaModel
 
     from rlhf_nb.base.last_layer import read_at
 
     torch.manual_seed(0)
     s = SIZES | dict(prompts=[6, 6])  # nothing is padded
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        attn_implementation="eager",
-    )
+    config = small_config("llama", vocab_size=64, attn_implementation="eager")
     bodies = [LlamaModel(config) for _ in range(2)]
     heads = [torch.nn.Linear(16, n, bias=False) for n in (64, 1)]
     long = 14 if everywhere else 13  # after the last token nothing is chosen

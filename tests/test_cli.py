@@ -1081,7 +1081,7 @@ def test_prompts_are_cut_between_words(text, shown):
 # catches: text of a model that runs as script, one update of three, a browser that opens unasked,
 # ranks left out or shown twice
 def test_view(ppo, capsys, monkeypatch):
-    trainer = ppo.trained(save_rollouts=True, output_dir=str(Path("run").resolve()))
+    ppo.trained(save_rollouts=True, output_dir=str(Path("run").resolve()))
     path = sorted(Path("run/rollouts").iterdir())[1]
     from rlhf_nb.rollout import Rollout
 

@@ -81,7 +81,7 @@ def test_other_columns_reach_the_function(ppo, letters):
         return [0.0] * len(responses)
 
     ids = [letters(p)["input_ids"] for p in PROMPTS]
-    trainer = ppo.trained(
+    ppo.trained(
         judge,
         Dataset.from_dict(
             dict(

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import small_model
 from torch import tensor
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from rlhf_nb.kl import KL_ESTIMATORS, estimate_kl, full_kl, k1, k2, k3
 from rlhf_nb.kl_control import AdaptiveKLController, FixedKLController, response_full_kl
@@ -91,17 +91,8 @@ def test_full_kl_hostile_and_tempered():
 
 
 def tiny(seed):
-    torch.manual_seed(seed)
-    return GPTNeoXForCausalLM(
-        GPTNeoXConfig(
-            vocab_size=13,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=16,
-            initializer_range=0.5,
-        )
-    ).eval()
+    how = dict(vocab_size=13, intermediate_size=16, initializer_range=0.5)
+    return small_model("gpt_neox", seed, **how).eval()
 
 
 @pytest.fixture

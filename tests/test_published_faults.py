@@ -32,15 +32,9 @@ from ppo_fixtures import (
     untimed,
     weights,
 )
+from small_models import small_config, small_model
 from torch.nn import Linear
-from transformers import (
-    AutoModelForCausalLM,
-    DataCollatorWithPadding,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    TrainerCallback,
-)
+from transformers import AutoModelForCausalLM, DataCollatorWithPadding, TrainerCallback
 
 import rlhf_nb.ppo
 import rlhf_nb.rollout
@@ -272,27 +266,14 @@ def test_fault_04_checkpointing_by_hand(ppo):
 
 # ---- 5: precision ----
 
-_sizes = dict(
-    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=16
-)
-_ids = dict(vocab_size=12, pad_token_id=0, eos_token_id=1, bos_token_id=None)
+_small = dict(num_hidden_layers=2, max_position_embeddings=16)
+_drops = dict(resid_pdrop=0.3, embd_pdrop=0.3, attn_pdrop=0.3)
 MODELS = dict(
-    neox=GPTNeoXConfig(**_sizes, **_ids, intermediate_size=32, initializer_range=0.3),
-    llama=LlamaConfig(**_sizes, **_ids, intermediate_size=32, initializer_range=0.3),
-    gpt2_with_dropout=GPT2Config(
-        n_embd=16,
-        n_layer=2,
-        n_head=2,
-        n_positions=16,
-        resid_pdrop=0.3,
-        embd_pdrop=0.3,
-        attn_pdrop=0.3,
-        **_ids,
-    ),
-    neox_with_dropout=GPTNeoXConfig(
-        **_sizes, **_ids, intermediate_size=32, hidden_dropout=0.3, attention_dropout=0.3
-    ),
-    llama_with_dropout=LlamaConfig(**_sizes, **_ids, intermediate_size=32, attention_dropout=0.3),
+    neox=small_config("gpt_neox", **_small, initializer_range=0.3),
+    llama=small_config("llama", **_small, initializer_range=0.3),
+    gpt2_with_dropout=small_config("gpt2", **_small, **_drops),
+    neox_with_dropout=small_config("gpt_neox", **_small, hidden_dropout=0.3, attention_dropout=0.3),
+    llama_with_dropout=small_config("llama", **_small, attention_dropout=0.3),
 )
 
 
@@ -922,12 +903,7 @@ def check_padding(ppo, letters, absolute=False, **settings):
     found, reward = [], scorer_from(tiny_policy(letters, 5, **SIZES), 5)
     # GPT-2 knows a token's place by its number, GPT-NeoX by its distance to the others
     if absolute:
-        torch.manual_seed(0)
-        policy = AutoModelForCausalLM.from_config(
-            GPT2Config(
-                n_embd=16, n_layer=1, n_head=2, n_positions=24, initializer_range=0.2, **_ids
-            )
-        )
+        policy = small_model("gpt2", max_position_embeddings=24, initializer_range=0.2)
         reward = scorer_from(policy, 5)
     for left, right in ((0, 0), (0, 3), (2, 0), (3, 4)):
         if absolute:

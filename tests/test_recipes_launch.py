@@ -2,7 +2,6 @@
 what runs, or the run is refused."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 from ppo_fixtures import need_deepspeed, saved_base
 
 import rlhf_nb
-from rlhf_nb.models import scorer_from
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="gloo on one machine"),
@@ -36,25 +34,15 @@ ON_GPUS = dict(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipes")
-    policy = saved_base(folder, [f"tell {i} of a" for i in range(4)])
-    shutil.copytree(folder / "base", folder / "scorer")  # its tokenizer
-    scorer_from(policy, 0).save_pretrained(folder / "scorer")
+    saved_base(folder, [f"tell {i} of a" for i in range(4)])
     return folder
 
 
 def launch(recipe: str, folder: Path, **env: str) -> subprocess.CompletedProcess:
     """The recipe as it is, but for the number of processes, which is what its first lines say to
     edit."""
-    words = [
-        "--config_file",
-        str(RECIPES / f"{recipe}.yaml"),
-        "--num_processes",
-        "2",
-        "--main_process_port",
-        "0",
-        WORKER,
-        str(folder),
-    ]
+    words = ["--config_file", str(RECIPES / f"{recipe}.yaml"), "--num_processes", "2"]
+    words += ["--main_process_port", "0", WORKER, str(folder)]
     return subprocess.run(
         [sys.executable, "-m", "accelerate.commands.launch", *words],
         capture_output=True,

@@ -7,16 +7,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-    StopStringCriteria,
-)
+from small_models import small_config
+from transformers import AutoModelForCausalLM, PreTrainedModel, StopStringCriteria
 
 from rlhf_nb.masks import left_pad
 from rlhf_nb.rollout import (
@@ -33,21 +25,13 @@ from rlhf_nb.sampling import Sampling, draw_tokens
 from rlhf_nb.training.model_loading import train_bpe_tokenizer
 
 V, PAD, STOP = 12, 0, 1
-small = dict(
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=48,
-    initializer_range=0.4,
-)
-ids = dict(vocab_size=V, pad_token_id=PAD, eos_token_id=STOP, bos_token_id=None)
+SMALL = dict(num_hidden_layers=2, max_position_embeddings=48, initializer_range=0.4)
 CONFIGS = dict(
-    neox=GPTNeoXConfig(**small, **ids),
-    llama=LlamaConfig(**small, **ids, num_key_value_heads=1),
-    gpt2=GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=48, initializer_range=0.4, **ids),
-    qwen2=Qwen2Config(**small, **ids, num_key_value_heads=1),
-    qwen3=Qwen3Config(**small, **ids, num_key_value_heads=1, head_dim=8),
+    neox=small_config("gpt_neox", **SMALL),
+    llama=small_config("llama", **SMALL, num_key_value_heads=1),
+    gpt2=small_config("gpt2", **SMALL),
+    qwen2=small_config("qwen2", **SMALL, num_key_value_heads=1),
+    qwen3=small_config("qwen3", **SMALL, num_key_value_heads=1, head_dim=8),
 )
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [5, 5], [10], [2, 3, 4]]
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from datasets import Dataset, concatenate_datasets
 from ppo_fixtures import BEST, check_adapter, check_best, check_damaged
+from small_models import STILL, small_model
 
 from rlhf_nb.base.encoding import marked_pair
 from rlhf_nb.sft import (
@@ -195,32 +196,9 @@ def test_what_is_no_text_is_named(chatty, prompt, completion, complaint):
 
 def families(tokenizer) -> dict:
     "A tiny model of each kind of positions: rotary in part, rotary, learned."
-    from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig
-
-    ids = dict(vocab_size=len(tokenizer), pad_token_id=0, bos_token_id=None, eos_token_id=1)
-    small = dict(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        initializer_range=0.5,
-    )
-    configs = dict(
-        gpt_neox=GPTNeoXConfig(**ids, **small),
-        llama=LlamaConfig(**ids, **small),
-        gpt2=GPT2Config(
-            **ids,
-            n_embd=16,
-            n_layer=2,
-            n_head=2,
-            initializer_range=0.5,
-            resid_pdrop=0,
-            embd_pdrop=0,
-            attn_pdrop=0,
-        ),
-    )
-    torch.manual_seed(0)
-    return {name: AutoModelForCausalLM.from_config(config) for name, config in configs.items()}
+    how = dict(num_hidden_layers=2, initializer_range=0.5, max_position_embeddings=1024)
+    how |= dict(vocab_size=len(tokenizer), **STILL)
+    return {name: small_model(name, **how) for name in ("gpt_neox", "llama", "gpt2")}
 
 
 @pytest.fixture(scope="module")

@@ -19,10 +19,11 @@ from peft import (
     get_peft_model,
 )
 from ppo_fixtures import PROMPTS, SIZES, likes_c, unlike, weights
+from small_models import small_model
 from torch import nn
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import ConstantLR
-from transformers import AutoModelForCausalLM, LlamaConfig, TrainerCallback
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 from rlhf_nb.diagnose.preflight import LADDER
 from rlhf_nb.diagnose.rungs_update import misplaced
@@ -43,21 +44,8 @@ def lora(**changes) -> LoraConfig:
 
 
 def llama(tied: bool = True, rows: int = 12):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=rows,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        tie_word_embeddings=tied,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
-        max_position_embeddings=32,
-        initializer_range=0.3,
-    )
-    return AutoModelForCausalLM.from_config(config)
+    how = dict(vocab_size=rows, tie_word_embeddings=tied, initializer_range=0.3)
+    return small_model("llama", **how)
 
 
 def begin(letters):
