@@ -496,7 +496,7 @@ def test_an_engine_by_name_is_what_samples(parts, capsys):
     assert say(capsys, line + "mine.py:make --num_sample_generations 0")[0] == 0
     assert Path("sampled").read_text() == "8 "
     for words, said in (
-        ("mine.py:nothing", "returned a PPOConfig: return an object with the methods sync"),
+        ("mine.py:nothing", "mine.py:nothing returned a PPOConfig: "),
         ("mine.py:none", "mine.py has no function none"),
         ("mine", "give module:function or file.py:function"),
         ("mine.py:make --use_vllm", "--engine and --use_vllm both say who samples"),

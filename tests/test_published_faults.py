@@ -1,18 +1,20 @@
 """The twenty proven faults of the published PPO trainer, one number each: none of them is here.
 
-Where a check is a function, it was written against trainers with the fault put back, which it
-refused.
+At the end the faults that are a few lines are put back, one at a time: the checks refuse them.
 """
 
 import copy
+import inspect
 import itertools
 import math
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import forks
+import ppo_fixtures
 import pytest
 import torch
 from datasets import Dataset
@@ -40,6 +42,7 @@ import rlhf_nb.ppo
 import rlhf_nb.rollout
 import rlhf_nb.trainer
 from rlhf_nb.fast_logprobs import response_logprobs
+from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.models import response_values, scorer_from
 from rlhf_nb.rollout import Rollout, Sample, sample
 from rlhf_nb.sampling import Sampling
@@ -1256,3 +1259,154 @@ def test_fault_20_values_after_padding_are_refused(letters, on_the_right):
 def test_fault_20_sampling_after_padding_is_refused(letters, on_the_right):
     with pytest.raises(ValueError, match="pad prompts on the left"):
         sample(tiny_policy(letters, 0, **SIZES), *on_the_right[:2], Sampling(2, 0))
+
+
+# ---- The faults, put back ----
+
+
+def every_second_step(plain, self, model):
+    self.seen = getattr(self, "seen", 0) + 1
+    return plain(self, model) if self.seen % 2 else 0.0
+
+
+def divided_twice(plain, now, r, args, **how):
+    loss, sums = plain(now, r, args, **how)
+    n = 8 / len(r)  # micro-batches of an update
+    return loss / n, sums | dict(policy=sums["policy"] / n)
+
+
+def means_of_micro_batches(plain, *given, **how):
+    loss, sums = plain(*given, **how)
+    return loss, {name: x / sums["tokens"] for name, x in sums.items()}
+
+
+def recomputes_in_the_policy(plain, self, **how):
+    self.policy.activation_checkpointing_enable(**how)
+
+
+def samples_while_it_trains(plain, self, *prompts):
+    self.model.policy.eval = self.model.policy.train
+    return plain(self, *prompts)
+
+
+def logprobs_without_temperature(plain, self, batch):
+    r = plain(self, batch)
+    rows = (r.prompt_ids, r.prompt_mask, r.response_ids, r.mask)
+    with torch.no_grad():
+        return r.with_(logprobs=response_logprobs(self.model.policy, *rows).logprobs)
+
+
+def never_clips(plain, self, model):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(self.args, "max_grad_norm", 0.0)
+        return plain(self, model)
+
+
+def logs_the_clipped_norm(plain, self, model):
+    return min(plain(self, model), self.args.max_grad_norm)
+
+
+def draws_by_the_clock(plain, self, *prompts):
+    torch.manual_seed(time.perf_counter_ns())
+    return plain(self, *prompts)
+
+
+def has_one_seed(plain, self, args, **parts):
+    args.seed = 0
+    plain(self, args, **parts)
+
+
+def looks_for_eos(plain, self, r):
+    ended = ((r.response_ids == STOP) & r.mask).any(1)
+    return plain(self, r.with_(stopped=ended)).with_(stopped=r.stopped)
+
+
+def paid_in(column, plain, self, r):
+    r = plain(self, r)
+    charge, place = -self.controller.value * r.kl * r.mask, column(r.mask)[:, None]
+    return r.with_(rewards=charge.scatter_add(1, place, r.scores[:, None]))
+
+
+def cuts_each_chunk(plain, self, *prompts):
+    size = self.args.local_rollout_forward_batch_size
+    parts = [plain(self, *rows)[0] for rows in zip(*(x.split(size) for x in prompts))]
+    return Sample(*map(torch.cat, zip(*parts))), None
+
+
+def never_listens(plain, self, *given, **how):
+    class Deaf(type(self.control)):
+        should_training_stop = property(lambda self: False, lambda self, value: None)
+
+    self.control = Deaf()
+    return plain(self, *given, **how)
+
+
+def counts_the_rectangle(plain, now, r, args, **how):
+    loss, sums = plain(now, r, args, **how)
+    return loss, sums | dict(tokens=sums["tokens"] * 0 + r.mask.numel())
+
+
+def adds_up_the_padding(plain, self, r, *sums):
+    return plain(self, r.with_(mask=torch.ones_like(r.mask)), *sums)
+
+
+def divided_by_its_tokens(plain, now, r, args, **how):
+    loss, sums = plain(now, r, args, **how)
+    return loss / r.mask.sum(), sums
+
+
+def last_column(mask):
+    return torch.full((len(mask),), mask.shape[1] - 1)
+
+
+def one_slot_late(mask):
+    return mask.sum(1).clamp(max=mask.shape[1] - 1)
+
+
+CLIPS = test_fault_06_max_grad_norm_clips_and_the_norm_is_logged
+RECOMPUTES = test_fault_04_checkpointing_recomputes_in_both_models
+SAMPLED = test_fault_04_checkpointing_does_not_change_what_is_sampled
+SCALES = test_fault_02_metrics_do_not_scale_with_accumulation
+SEED, STOPS = test_fault_07_the_seed_decides, test_fault_15_a_callback_stops_the_run
+PAID = test_fault_09_the_score_is_paid_on_the_last_real_token
+PENALTY = test_fault_08_the_penalty_follows_the_stop_token
+CHUNKS, ENABLE = test_fault_12_rollout_chunks_of_different_length, "activation_checkpointing_enable"
+FAULTS = [  # the wrong program, what it takes the place of, the check that refuses it
+    (every_second_step, "optimizer_step", check_steps, (4, 2, 2, 1)),
+    (divided_twice, "ppo_loss", SCALES, ()),
+    (means_of_micro_batches, "ppo_loss", SCALES, ()),
+    (recomputes_in_the_policy, ENABLE, RECOMPUTES, ("activation_checkpointing",)),
+    (samples_while_it_trains, "sample", SAMPLED, ()),
+    (logprobs_without_temperature, "rollout", check_ratio_is_one, ()),
+    (never_clips, "optimizer_step", CLIPS, ()),
+    (logs_the_clipped_norm, "optimizer_step", CLIPS, ()),
+    (draws_by_the_clock, "sample", SEED, ()),
+    (has_one_seed, "__init__", SEED, ()),
+    (looks_for_eos, "score", PENALTY, (dict(stop_token_id=5), 5)),
+    (partial(paid_in, last_column), "advantages", PAID, (0.5,)),
+    (partial(paid_in, one_slot_late), "advantages", PAID, (0.5,)),
+    (cuts_each_chunk, "sample", CHUNKS, ()),
+    (never_listens, "_run_epoch", STOPS, ()),
+    (counts_the_rectangle, "ppo_loss", check_padding, ()),
+    (adds_up_the_padding, "metrics", check_padding, ()),
+    (divided_by_its_tokens, "ppo_loss", check_micro_batches, (torch.float32, 1e-3)),
+]
+
+
+# catches: a check above that a trainer with its fault would pass
+@pytest.mark.parametrize("wrong, place, check, given", FAULTS)
+def test_a_trainer_with_the_fault_is_caught(
+    ppo, steps, letters, monkeypatch, wrong, place, check, given
+):
+    owners = dict(
+        ppo_loss=[rlhf_nb.trainer, ppo_fixtures], activation_checkpointing_enable=[PolicyAndValue]
+    )
+    for owner in owners.get(place, [PPOTrainer]):
+        plain = getattr(owner, place)
+        monkeypatch.setattr(
+            owner, place, lambda *args, plain=plain, **how: wrong(plain, *args, **how)
+        )
+    fixtures = dict(ppo=ppo, steps=steps, letters=letters)
+    needed = [x for name, x in fixtures.items() if name in inspect.signature(check).parameters]
+    with pytest.raises((AssertionError, RuntimeError)):
+        check(*needed, *given)
