@@ -215,13 +215,9 @@ def render_readme(root: Path) -> dict[str, bytes]:
         cells.append(cell)
     nb.cells, nb.metadata["language_info"] = cells, {"name": "python"}
     exporter = MarkdownExporter()
-    exporter.display_data_priority = [
-        "text/markdown",
-        "image/svg+xml",
-        "image/png",
-        "text/html",
-        "text/plain",
-    ]
+    exporter.display_data_priority = (
+        "text/markdown image/svg+xml image/png text/html text/plain".split()
+    )
     body, resources = exporter.from_notebook_node(
         nb, {"output_files_dir": IMAGES, "unique_key": "README"}
     )

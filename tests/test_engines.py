@@ -189,15 +189,10 @@ def test_it_sleeps_between_rollouts(vllm, policy, letters):
         engine.sync(policy)
         engine.generate(*prompts(), Sampling(3, 0))
         assert engine.llm.core.asleep
-    assert engine.llm.calls == [
-        "reload_weights",
-        "generate",
-        "sleep",
-        "wake_up",
-        "reload_weights",
-        "generate",
-        "sleep",
-    ]
+    assert (
+        engine.llm.calls
+        == "reload_weights generate sleep wake_up reload_weights generate sleep".split()
+    )
 
 
 # ---- Answers that do not fit the request ----

@@ -631,12 +631,7 @@ def test_settings(serve, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", " sk-env\n")
     assert EndpointJudge("m")(["p"], [("a", "bb")]) == [1.0] and server.keys == ["Bearer sk-env"]
     assert EndpointJudge("m", api_key="mine").api_key == "mine"
-    for url in (
-        "127.0.0.1:80/v1",
-        "ftp://x/v1",
-        "http://user:pass@host/v1",
-        "http://host/v1?key=3",
-    ):
+    for url in "127.0.0.1:80/v1 ftp://x/v1 http://user:pass@host/v1 http://host/v1?key=3".split():
         with pytest.raises(ValueError, match="base_url") as caught:
             EndpointJudge("m", url)
         assert "pass" not in str(caught.value)

@@ -61,14 +61,7 @@ def build(name, std=0.3, seed=0, **changes):
     "A tiny model with logits large enough for a scale or a cap to show, dropout off."
     torch.manual_seed(seed)
     config = getattr(tf, f"{name}Config")(**MODELS[name] | changes)
-    for key in (
-        "resid_pdrop",
-        "embd_pdrop",
-        "attn_pdrop",
-        "dropout",
-        "attention_dropout",
-        "hidden_dropout",
-    ):
+    for key in "resid_pdrop embd_pdrop attn_pdrop dropout attention_dropout hidden_dropout".split():
         if hasattr(config, key):
             setattr(config, key, 0.0)
     model = getattr(tf, f"{name}ForCausalLM", None) or getattr(tf, f"{name}LMHeadModel")

@@ -696,17 +696,8 @@ def test_fault_12_rollout_chunks_of_different_length(ppo, letters):
     assert torch.equal(whole.response_ids, parts.response_ids)
     assert torch.equal(whole.mask, parts.mask)
     assert torch.equal(whole.stopped, parts.stopped)
-    for name in (
-        "logprobs",
-        "ref_logprobs",
-        "kl",
-        "values",
-        "rewards",
-        "advantages",
-        "returns",
-        "raw_scores",
-        "scores",
-    ):
+    signals = "logprobs ref_logprobs kl values rewards advantages returns raw_scores scores"
+    for name in signals.split():
         torch.testing.assert_close(getattr(whole, name), getattr(parts, name), atol=1e-5, rtol=1e-5)
     for b in range(8):
         prompt = parts.prompt_ids[b][parts.prompt_mask[b]]

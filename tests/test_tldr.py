@@ -285,14 +285,10 @@ def test_every_edit_pair_differs_in_gold(kind):
 
 def test_pairs_carry_gold_and_noise(world):
     pairs = edit_pairs(world["train"], seed=0)
-    assert pairs.column_names == [
-        "prompt",
-        "chosen",
-        "rejected",
-        "kind",
-        "gold_chosen",
-        "gold_rejected",
-    ] and len(pairs) == len(world["train"])
+    assert (
+        pairs.column_names == "prompt chosen rejected kind gold_chosen gold_rejected".split()
+        and len(pairs) == len(world["train"])
+    )
     assert (
         pairs.to_list()
         == edit_pairs(world["train"], seed=0).to_list()

@@ -122,10 +122,7 @@ def test_fault_13_saving_and_lora_under_two_processes(both):
     assert "README.md" in names
     names = {path.name for path in (folder / "whole" / "checkpoint-3").iterdir()}
     assert {
-        "rng_state_0.pth",
-        "rng_state_1.pth",
-        "manifest.json",
-        "ppo_state.json",
+        *"rng_state_0.pth rng_state_1.pth manifest.json ppo_state.json".split()
     } <= names and not list((folder / "whole").glob("*.partial"))
 
 
