@@ -1341,9 +1341,9 @@ def adds_up_the_padding(plain, self, r, *sums):
     return plain(self, r.with_(mask=torch.ones_like(r.mask)), *sums)
 
 
-def divided_by_its_tokens(plain, now, r, args, **how):
+def means_by_rows(plain, now, r, args, **how):
     loss, sums = plain(now, r, args, **how)
-    return loss / r.mask.sum(), sums
+    return loss / r.mask.sum() * len(r), sums
 
 
 def last_column(mask):
@@ -1380,7 +1380,7 @@ FAULTS = [  # the wrong program, what it takes the place of, the check that refu
     (never_listens, "_run_epoch", STOPS, ()),
     (counts_the_rectangle, "ppo_loss", check_padding, ()),
     (adds_up_the_padding, "metrics", check_padding, ()),
-    (divided_by_its_tokens, "ppo_loss", check_micro_batches, (torch.float32, 1e-3)),
+    (means_by_rows, "ppo_loss", check_micro_batches, (torch.float32, 1e-3)),
 ]
 
 
