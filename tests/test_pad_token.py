@@ -40,14 +40,8 @@ def llama(pad):
 
 
 def supervised(kind, config, data, small_args, words, model):
-    args = small_args(
-        config,
-        max_steps=3,
-        per_device_train_batch_size=4,
-        learning_rate=1e-2,
-        num_train_epochs=1,
-        seed=0,
-    )
+    sizes = dict(max_steps=3, per_device_train_batch_size=4, num_train_epochs=1)
+    args = small_args(config, learning_rate=1e-2, seed=0, **sizes)
     return kind(model, args, Dataset.from_dict(data), processing_class=words)
 
 

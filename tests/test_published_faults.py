@@ -393,13 +393,8 @@ def test_fault_05_bf16_takes_effect(ppo, letters, bf16, by_hand):
 def test_fault_06_max_grad_norm_clips_and_the_norm_is_logged(ppo):
     norms = {}
     for limit in (1e-3, 1e3, 0.0):  # SGD at a learning rate of 1 moves by the gradient itself
-        trainer = ppo(
-            max_grad_norm=limit,
-            optim="sgd",
-            learning_rate=1.0,
-            num_ppo_epochs=1,
-            total_episodes=8,
-        )
+        learning = dict(max_grad_norm=limit, optim="sgd", learning_rate=1.0)
+        trainer = ppo(num_ppo_epochs=1, total_episodes=8, **learning)
         before = weights(trainer)
         trainer.train()
         moved = math.sqrt(
@@ -751,18 +746,15 @@ EVENTS = [name for name in vars(TrainerCallback) if name.startswith("on_")]
 # the documentation's, where a step is an update
 def test_fault_15_every_event_fires_and_in_order(ppo):
     events = Events()
-    trainer = ppo.trained(
-        parts=dict(callbacks=[events]),
+    sizes = dict(
         total_episodes=16,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=4,
         num_ppo_epochs=2,
         num_mini_batches=2,
-        save_strategy="steps",
-        save_steps=1,
-        eval_strategy="steps",
-        eval_steps=1,
     )
+    saves = dict(save_strategy="steps", save_steps=1, eval_strategy="steps", eval_steps=1)
+    trainer = ppo.trained(parts=dict(callbacks=[events]), **sizes, **saves)
     told = [
         name for name in events.seen if name != "on_substep_end" and name != "on_prediction_step"
     ]
@@ -1055,18 +1047,15 @@ def check_micro_batches(ppo, dtype, within):
 
     found = []
     for rows, accumulation in ((8, 1), (4, 2), (2, 4), (1, 8)):
-        trainer = ppo(
-            kind=Watched,
+        sizes = dict(
             per_device_train_batch_size=rows,
             gradient_accumulation_steps=accumulation,
             num_mini_batches=2,
             num_ppo_epochs=1,
             total_episodes=8,
-            optim="sgd",
-            max_grad_norm=0.0,
-            entropy_coef=0.1,
-            learning_rate=1e-2,
         )
+        learning = dict(optim="sgd", max_grad_norm=0.0, learning_rate=1e-2)
+        trainer = ppo(kind=Watched, entropy_coef=0.1, **sizes, **learning)
         trainer.losses, trainer.stepped_on = [[]], []
         for model in (trainer.model, trainer.ref_model):
             model.to(dtype)

@@ -242,13 +242,9 @@ def test_with_permuted_labels_nothing_is_learned(small_args):
         data = labelled.remove_columns(ANSWERS)
         for name, column in zip(ANSWERS, both):
             data = data.add_column(name, list(column))
+        sizes = dict(per_device_train_batch_size=16, num_train_epochs=1)
         args = small_args(
-            RewardConfig,
-            logging_strategy="no",
-            max_length=44,
-            learning_rate=5e-3,
-            per_device_train_batch_size=16,
-            num_train_epochs=1,
+            RewardConfig, logging_strategy="no", max_length=44, learning_rate=5e-3, **sizes
         )
         small = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
         model = scorer_from(tiny_policy(tokenizer, 1, **small), 1)

@@ -120,14 +120,11 @@ def test_losses_of_a_bf16_model_are_added_up_in_float32():
 def test_the_step_does_not_depend_on_accumulation(trained):
     weights = []
     for rows, steps in ((8, 1), (2, 4)):
-        trainer = trained(
-            per_device_train_batch_size=rows,
-            gradient_accumulation_steps=steps,
-            max_steps=1,
-            train_sampling_strategy="sequential",
-            optim="sgd",
-            max_grad_norm=0,
+        sizes = dict(
+            per_device_train_batch_size=rows, gradient_accumulation_steps=steps, max_steps=1
         )
+        learning = dict(optim="sgd", max_grad_norm=0)
+        trainer = trained(train_sampling_strategy="sequential", **sizes, **learning)
         trainer.train()
         weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
     assert (weights[0] - weights[1]).abs().max() < 1e-6
@@ -212,17 +209,9 @@ def uneven(world):
 
 
 def run(tokenizer, data, small_args, kind, **changes):
-    args = small_args(
-        SFTConfig,
-        per_device_train_batch_size=6,
-        gradient_accumulation_steps=2,
-        num_train_epochs=1,
-        learning_rate=0.05,
-        optim="sgd",
-        max_grad_norm=0,
-        lr_scheduler_type="constant",
-        **changes,
-    )
+    sizes = dict(per_device_train_batch_size=6, gradient_accumulation_steps=2, num_train_epochs=1)
+    learning = dict(learning_rate=0.05, optim="sgd", max_grad_norm=0, lr_scheduler_type="constant")
+    args = small_args(SFTConfig, **changes, **sizes, **learning)
     trainer = SFTTrainer(families(tokenizer)[kind], args, data, data.select(range(13)), tokenizer)
     start = trainer.evaluate()["eval_loss"]
     trainer.train()
@@ -353,15 +342,9 @@ def test_a_resumed_run_is_the_same_bit_for_bit(
     )
 
     def go(resume=None):
-        args = small_args(
-            SFTConfig,
-            save_strategy="steps",
-            save_steps=2,
-            per_device_train_batch_size=4,
-            max_steps=8,
-            learning_rate=1e-2,
-            packing=packing,
-        )
+        saves = dict(save_strategy="steps", save_steps=2)
+        sizes = dict(per_device_train_batch_size=4, max_steps=8)
+        args = small_args(SFTConfig, learning_rate=1e-2, packing=packing, **saves, **sizes)
         model = families(tokenizer)[kind]
         if resume:
             torch.nn.init.normal_(next(model.parameters()))  # another start must not matter

@@ -218,14 +218,8 @@ def test_both_may_be_set_once_the_trainer_is_made(ppo):
 @pytest.mark.parametrize("trunk", [False, True])
 def test_a_warm_up_leaves_the_policy_out(ppo, trunk):
     seen, lr, decay, eps = Gradients(), 1e-2, 0.1, 1e-8
-    trainer = ppo(
-        value_warmup_updates=2,
-        weight_decay=decay,
-        learning_rate=lr,
-        adam_epsilon=eps,
-        share_value_trunk=trunk,
-        **ONE_STEP,
-    )
+    learning = dict(weight_decay=decay, learning_rate=lr, adam_epsilon=eps)
+    trainer = ppo(value_warmup_updates=2, share_value_trunk=trunk, **ONE_STEP, **learning)
     before = weights(trainer)
     for _ in range(2):
         trainer.step(PROMPTS[:8])
