@@ -674,8 +674,3 @@ def test_the_trainer_asks_for_no_more_than_is_read(changes, want, ppo, monkeypat
     assert set(seen) == {(False, None, None), (True, want, want == "learn")}
     # policy and reference, one chunk each
     assert seen.count((False, None, None)) == 2 and metrics["policy/entropy_avg"] > 0.5
-
-
-def test_an_unknown_wish_is_refused(batch):
-    with pytest.raises(ValueError, match="entropy is 'yes': give 'learn', 'look', or None"):
-        response_logprobs(build("Llama"), *batch, entropy="yes")

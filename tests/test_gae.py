@@ -1,5 +1,4 @@
-"""GAE: the sum of discounted surprises again in numpy float64, row by row; what each test catches
-is in its docstring."""
+"GAE: the sum of discounted surprises again in numpy float64, row by row."
 
 import math
 
@@ -10,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from rlhf_nb.checks import check_gae
 from rlhf_nb.gae import gae, lambda_of, returns_from, td_errors
 from rlhf_nb.masks import whiten
 
@@ -79,18 +77,6 @@ def test_each_response_has_the_lambda_of_its_length():
     of_width = gae(rewards, values, mask, 0.9, lambda_of(torch.ones_like(mask), alpha))
     assert np.abs(of_width.numpy() - want).max() > 0.1  # a wrong program
     assert gae(ones, ones, ones.bool(), lam=torch.ones(2).double()).dtype == torch.float32
-
-
-# catches: one lambda for each token taken for one for each row, a check of the first row alone
-def test_lambdas_that_fit_no_row_are_refused():
-    for lam, says in (
-        (torch.ones(2, 3), r"lam \[2, 3\]: give one number, or one for each row, \[2\]"),
-        (torch.tensor(0.5), r"lam \[\]"),
-        (torch.tensor([0.5, 1.5]), r"lam\[1\]=1.5"),
-        (torch.tensor([0.5, math.nan]), r"lam\[1\]=nan"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            gae(ones, ones, ones.bool(), lam=lam)
 
 
 # catches: a change to the numbers of the page
@@ -166,15 +152,6 @@ def test_bf16_is_added_up_in_float32():
     assert returns_from(gae(rewards, values, mask, lam=1.0), values, mask).dtype == torch.float32
 
 
-# catches: values zeroed in the tensor that the value loss clips against
-def test_nothing_is_changed_in_place():
-    rewards, values, mask = a_batch(10, junk=False)
-    before = [x.clone() for x in (rewards, values, mask)]
-    returns_from(gae(rewards, values, mask), values, mask)
-    for x, y in zip((rewards, values, mask), before):
-        assert torch.equal(x, y)
-
-
 # catches: ~mask on a 0/1 integer mask, which is -1 and -2
 def test_masks_of_numbers_are_taken_as_masks():
     rewards, values, mask = a_batch(11)
@@ -184,34 +161,6 @@ def test_masks_of_numbers_are_taken_as_masks():
         gae(rewards, values, mask, bootstrap=bootstrap),
     )
     assert torch.equal(gae(rewards, values, mask.float()), gae(rewards, values, mask))
-    with pytest.raises(ValueError, match="row 0"):
-        gae(torch.ones(1, 3), torch.ones(1, 3), torch.tensor([[0, 1, 1]]))
 
 
 ones = torch.ones(2, 3)
-
-
-# catches: silent broadcasting, holes in the mask, and errors that do not name the field
-@pytest.mark.parametrize(
-    "call, says",
-    [
-        (lambda f: f(ones, ones, torch.tensor([[True] * 3, [True, False, True]])), "row 1"),
-        (lambda f: f(ones, ones, torch.tensor([[True] * 3, [False, True, True]])), "row 1"),
-        (lambda f: f(ones, ones[..., None], ones.bool()), "squeeze"),
-        (lambda f: f(ones[:1], ones, ones.bool()), r"rewards \[1, 3\]"),
-        (lambda f: f(ones, ones, ones.bool(), bootstrap=ones[:, :1]), "bootstrap"),
-        (lambda f: f(ones, ones, ones.bool(), 1.1), "gamma"),
-        (lambda f: f(ones, ones, ones.bool(), math.nan), "gamma"),
-        (lambda f: f(ones, ones, ones.bool(), 1.0, -0.1), "lam"),
-        (lambda f: f(ones, ones, ones.bool(), 1.0, math.nan), "lam"),
-    ],
-)
-def test_bad_input_tells_how_to_fix_it(call, says):
-    with pytest.raises(ValueError, match=says):
-        call(gae)
-
-
-# catches: a catalogue that teaches something else than what the trainer does: the two were written
-# apart
-def test_the_checkers_agree_with_the_module():
-    assert check_gae(gae)

@@ -327,32 +327,6 @@ def test_lora(batch):
     assert separable_model(prompt_tuned) is None
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
-def test_bad_temperature(temperature):
-    with pytest.raises(ValueError, match="temperature"):
-        token_logprobs(torch.zeros(1, 2), tensor([0]), temperature)
-    with pytest.raises(ValueError, match="temperature"):
-        token_entropy(torch.zeros(1, 2), temperature)
-
-
-def test_bad_shapes(batch):
-    model = build("Llama")
-    with pytest.raises(ValueError, match="pair"):
-        token_logprobs(torch.zeros(2, 3, 5), torch.zeros(2, 4).long())
-    with pytest.raises(ValueError, match=r"\[B, T\]"):
-        response_logprobs(model, *batch[:3], batch[3][:, :2])
-    with pytest.raises(ValueError, match="left"):
-        response_logprobs(model, batch[0], batch[1].flip(1), *batch[2:])
-    with pytest.raises(ValueError, match="left"):
-        response_logits(model, batch[0][:, :0], batch[1][:, :0], *batch[2:])
-
-
-def test_arguments_stay_as_they_were(batch):
-    before = [x.clone() for x in batch]
-    response_logprobs(build("Llama"), *batch)
-    assert all(torch.equal(a, b) for a, b in zip(batch, before))
-
-
 def random_rows(seed, rows=4):
     "Rows with prompts of 1 to 5 tokens and responses of 0 to 4, and their masks."
     g = torch.Generator().manual_seed(seed)
