@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from enum import Enum
+from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
@@ -33,12 +34,8 @@ from rlhf_nb.base.fields import fits
 from rlhf_nb.cli import (
     arguments,
     data,
-    demo,
     judge,
-    plot,
     ppo,
-    preflight,
-    replay,
     reward,
     scoring,
     sft,
@@ -54,17 +51,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TRAINED = ("sft", "reward", "ppo")
 SETTINGS = (*TRAINED, "judge")
 LONG_HELP = (*TRAINED, "preflight")  # two lengths of it
-PARSERS = dict(
-    sft=sft.sft_parser,
-    reward=reward.reward_parser,
-    preflight=preflight.preflight_parser,
-    ppo=ppo.ppo_parser,
-    judge=judge.judge_parser,
-    plot=plot.plot_parser,
-    view=view.view_parser,
-    replay=replay.replay_parser,
-    demo=demo.demo_parser,
-)
+PARSERS = {
+    name: getattr(import_module(f"rlhf_nb.cli.{name}"), f"{name}_parser") for name in cli.COMMANDS
+}
 
 
 def parse(name: str, words: list[str]) -> list:
@@ -456,17 +445,8 @@ def test_reward_functions_by_name(monkeypatch):
     for name in ("here_only:f", "here_only.py:f", str(Path("here_only.py").resolve()) + ":f"):
         assert scoring.load_reward_function(name)(["p"], ["r"], a=[1], b=[2]) == [2]
     assert os.getcwd() not in sys.path
-    truth = json.dumps(
-        dict(
-            who="boss",
-            did="sold",
-            what="car",
-            when="monday",
-            why="tired",
-            feeling="sad",
-            question="sue",
-        )
-    )
+    facts = "who=boss did=sold what=car when=monday why=tired feeling=sad question=sue"
+    truth = json.dumps(dict(fact.split("=") for fact in facts.split()))
     assert scoring.load_reward_function("gold")(
         ["p", "p"], [" my boss sold my car.", " my boss sold my tent."], facts=[truth, truth]
     ) == [3.0, 0.0]
@@ -885,21 +865,11 @@ def test_a_run_that_turned_to_nan_leaves_a_gap():
 
 def write_run(folder, scores, name="trainer_state.json", start=64):
     Path(folder).mkdir(parents=True, exist_ok=True)
-    history = [
-        row
-        for i, score in enumerate(scores)
-        for row in (
-            {
-                "objective/scores": score,
-                "val/ratio": 1.0,
-                "loss/policy_avg": 0.1,
-                "episode": start * (i + 1),
-                "step": i + 1,
-                "time/update": 2.0,
-            },
-            {"eval_score": score / 2, "step": i + 1, "epoch": 0.5},
-        )
-    ]
+    history = []
+    for step, score in enumerate(scores, 1):
+        row = {"objective/scores": score, "val/ratio": 1.0, "loss/policy_avg": 0.1}
+        history.append(row | {"episode": start * step, "step": step, "time/update": 2.0})
+        history.append({"eval_score": score / 2, "step": step, "epoch": 0.5})
     Path(folder, name).write_text(json.dumps(dict(log_history=history)))
 
 
@@ -1341,29 +1311,18 @@ def test_what_was_saved_loads_with_transformers_alone(run, monkeypatch, alone):
 
 # catches: a recipe whose setting stays beside its opposite, which was typed
 @pytest.mark.parametrize(
-    "recipe, typed, name, value, gone",
+    "recipe, typed, value",
     [
-        (
-            "missing_eos_penalty: 1.0",
-            "--non_eos_penalty",
-            "non_eos_penalty",
-            True,
-            "missing_eos_penalty",
-        ),
-        (
-            "non_eos_penalty: true",
-            "--missing_eos_penalty 2",
-            "missing_eos_penalty",
-            2.0,
-            "non_eos_penalty",
-        ),
-        ("stop_token: eos", "--stop_token_id 5", "stop_token_id", [5], "stop_token"),
-        ("stop_strings: [a, b]", "--stop_token=eos", "stop_token", "eos", "stop_strings"),
-        ("total_episodes: 64", "--num_train_epochs 2", "num_train_epochs", 2.0, "total_episodes"),
-        ("max_steps: 3", "--total_episodes 64", "total_episodes", 64, "max_steps"),
+        ("missing_eos_penalty: 1.0", "--non_eos_penalty", True),
+        ("non_eos_penalty: true", "--missing_eos_penalty 2", 2.0),
+        ("stop_token: eos", "--stop_token_id 5", [5]),
+        ("stop_strings: [a, b]", "--stop_token=eos", "eos"),
+        ("total_episodes: 64", "--num_train_epochs 2", 2.0),
+        ("max_steps: 3", "--total_episodes 64", 64),
     ],
 )
-def test_an_option_replaces_its_opposite_in_a_recipe(tmp_path, recipe, typed, name, value, gone):
+def test_an_option_replaces_its_opposite_in_a_recipe(tmp_path, recipe, typed, value):
+    gone, name = recipe.split(":")[0], re.match(r"--(\w+)", typed)[1]
     (tmp_path / "r.yaml").write_text(f"{recipe}\nkl_coef: 0.25\n")
     words = ["--config", str(tmp_path / "r.yaml"), "--output_dir", "o", *typed.split()]
     options = ppo.ppo_parser().read(words)
@@ -1375,14 +1334,8 @@ def test_an_option_replaces_its_opposite_in_a_recipe(tmp_path, recipe, typed, na
 
 def test_a_switch_that_is_off_replaces_nothing(tmp_path):
     (tmp_path / "r.yaml").write_text("missing_eos_penalty: 1.0\n")
-    words = [
-        "--config",
-        str(tmp_path / "r.yaml"),
-        "--output_dir",
-        "o",
-        "--non_eos_penalty",
-        "False",
-    ]
+    words = ["--config", str(tmp_path / "r.yaml"), "--output_dir", "o"]
+    words += ["--non_eos_penalty", "False"]
     assert ppo.ppo_parser().read(words).missing_eos_penalty == 1.0
 
 

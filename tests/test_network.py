@@ -12,7 +12,6 @@ import pytest
 from ppo_fixtures import need_deepspeed, saved_base
 from small_runs import TOLD
 from test_plans import page
-from test_two_processes import LAYOUTS
 from transformers import AutoConfig
 
 from rlhf_nb.diagnose.memory import plan_memory
@@ -29,7 +28,7 @@ def test_an_update_sends_what_the_formula_says(layout, tmp_path):
     if layout == "zero2":
         need_deepspeed()
     saved_base(tmp_path, TOLD, hidden_size=32, num_hidden_layers=2)
-    done = forks.run(WORKER, str(tmp_path), folder=tmp_path, ranks=2, **LAYOUTS[layout])
+    done = forks.run(WORKER, str(tmp_path), folder=tmp_path, ranks=2, **forks.layout(layout))
     assert done.returncode == 0, done.stdout[-4000:]
     seen = json.loads((tmp_path / "numbers.json").read_text())
     plan = plan_memory(

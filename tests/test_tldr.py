@@ -196,22 +196,7 @@ def test_no_trick_is_worth_a_perfect_summary(text):
 @given(
     st.lists(
         st.sampled_from(
-            [
-                *every_value,
-                "my",
-                "on",
-                "because",
-                "they",
-                "were",
-                ",",
-                ".",
-                "i",
-                "feel",
-                "should",
-                "?",
-                "so",
-                "basically",
-            ]
+            [*every_value, *"my on because they were , . i feel should ? so basically".split()]
         ),
         max_size=60,
     ).map(" ".join),

@@ -11,40 +11,23 @@ import forks
 import pandas as pd
 import pytest
 import torch
+from marks import marked
 from ppo_fixtures import TOLD, need_deepspeed, saved_base
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_nb.rollout import Rollout
 
 WORKER = Path(__file__).with_name("ppo_worker.py")
-DEEPSPEED = dict(ACCELERATE_USE_DEEPSPEED="true", DS_ACCELERATOR="cpu")
 SAYS = dict(
     ddp="DDP (MULTI_CPU)",
     zero2="DeepSpeed ZeRO-2 (DEEPSPEED)",
     zero3="DeepSpeed ZeRO-3 (DEEPSPEED)",
     fsdp2="FSDP2 (FSDP)",
 )
-LAYOUTS = dict(
-    ddp=dict(ACCELERATE_USE_CPU="true"),
-    zero2=DEEPSPEED | dict(ACCELERATE_DEEPSPEED_ZERO_STAGE="2"),
-    fsdp2=dict(
-        ACCELERATE_USE_FSDP="true",
-        FSDP_VERSION="2",
-        FSDP_AUTO_WRAP_POLICY="TRANSFORMER_BASED_WRAP",
-        FSDP_STATE_DICT_TYPE="FULL_STATE_DICT",
-        FSDP_RESHARD_AFTER_FORWARD="true",
-    ),
-    zero3=DEEPSPEED
-    | dict(
-        ACCELERATE_DEEPSPEED_ZERO_STAGE="3",
-        ACCELERATE_DEEPSPEED_ZERO3_INIT="true",
-        ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL="true",
-    ),
-)
 
 
 def run(folder: Path, kind: str, ranks: int, layout: str = "ddp") -> None:
-    env = dict(SAYS=SAYS[layout]) | LAYOUTS[layout if ranks > 1 else "ddp"]
+    env = dict(SAYS=SAYS[layout]) | forks.layout(layout if ranks > 1 else "ddp")
     done = forks.run(WORKER, str(folder), kind, folder=folder, ranks=ranks, **env)
     assert done.returncode == 0 and f"right: {kind}" in done.stdout, done.stdout[-4000:]
 
@@ -75,23 +58,12 @@ def alone(tmp_path_factory):
     return make
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "plain",
-        "lora",
-        "named-zero3",
-        "named-fsdp2",
-        *[
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("grpo", "plain-zero2", "trunk", "grpo-zero3", "away-fsdp2")
-        ],
-        *[
-            pytest.param(name, marks=pytest.mark.weekly)
-            for name in ("reinforce_pp", "lora-zero2", "away-zero2", "grpo-zero2", "grpo-fsdp2")
-        ],
-    ],
-)
+KINDS = ["plain", "lora", "named-zero3", "named-fsdp2"]
+SLOW = "grpo plain-zero2 trunk grpo-zero3 away-fsdp2".split()
+WEEKLY = "reinforce_pp lora-zero2 away-zero2 grpo-zero2 grpo-fsdp2".split()
+
+
+@pytest.fixture(scope="module", params=KINDS + marked("slow", *SLOW) + marked("weekly", *WEEKLY))
 def both(request, tmp_path_factory, alone):
     "A folder in which one process and two have trained, and the kind of the model."
     folder, (kind, *layout) = tmp_path_factory.mktemp(request.param), request.param.split("-")

@@ -12,6 +12,7 @@ from pathlib import Path
 import forks
 import pandas as pd
 import pytest
+from marks import marked
 from ppo_fixtures import TOLD, saved_base
 from transformers import AutoModelForCausalLM
 
@@ -80,13 +81,8 @@ def folder(tmp_path_factory):
 
 # catches: a table or a model written by both ranks, rows of an evaluation done twice or dropped
 # where they do not divide, a log that one rank cut short
-@pytest.mark.parametrize(
-    "launcher",
-    [  # without one, the same environment
-        "none",
-        pytest.param("accelerate", marks=pytest.mark.slow),
-    ],
-)
+# without a launcher: in the environment that it sets up
+@pytest.mark.parametrize("launcher", ["none", *marked("slow", "accelerate")])
 def test_ppo_on_two_processes(folder, launcher, tmp_path):
     folder = Path(shutil.copytree(folder, tmp_path / "run"))
     if launcher == "none":

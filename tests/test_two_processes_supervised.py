@@ -2,52 +2,26 @@
 ZeRO-3: one process's numbers, equal ranks, resume, and folders that plain transformers loads."""
 
 import sys
-from pathlib import Path
 
 import forks
 import pytest
 import supervised_worker as worker
 import torch
-import yaml
+from marks import marked
 from ppo_fixtures import need_deepspeed, saved_base
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-import rlhf_nb
 from rlhf_nb.models import inside
 from rlhf_nb.scoring import score_texts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
 
 
-def layout(name: str) -> dict[str, str]:
-    "What `accelerate launch` makes of one of the package's own files, for two processes on a CPU."
-    if name == "ddp":
-        return dict(ACCELERATE_USE_CPU="true")
-    found = yaml.safe_load((Path(rlhf_nb.__file__).parent / "recipes" / f"{name}.yaml").read_text())
-    if name == "fsdp2":
-        return dict(ACCELERATE_USE_FSDP="true") | {
-            key.upper(): str(value).lower() if isinstance(value, bool) else str(value)
-            for key, value in found["fsdp_config"].items()
-        }
-    of = {key: str(value).lower() for key, value in found["deepspeed_config"].items()}
-    return dict(
-        ACCELERATE_USE_DEEPSPEED="true",
-        DS_ACCELERATOR="cpu",
-        ACCELERATE_DEEPSPEED_ZERO_STAGE=of["zero_stage"],
-        ACCELERATE_DEEPSPEED_ZERO3_INIT=of["zero3_init_flag"],
-        ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL=of.get("zero3_save_16bit_model", "false"),
-    )
+SLOW, WEEKLY = ("lora-ddp", "plain-fsdp2"), ("plain-zero2", "plain-zero3")
 
 
 @pytest.fixture(
-    scope="module",
-    params=[
-        "plain-ddp",
-        pytest.param("lora-ddp", marks=pytest.mark.slow),
-        pytest.param("plain-fsdp2", marks=pytest.mark.slow),
-        pytest.param("plain-zero2", marks=pytest.mark.weekly),
-        pytest.param("plain-zero3", marks=pytest.mark.weekly),
-    ],
+    scope="module", params=["plain-ddp", *marked("slow", *SLOW), *marked("weekly", *WEEKLY)]
 )
 def trained(request, tmp_path_factory):
     "A folder in which two processes have trained both kinds of model, and whether with an adapter."
@@ -55,7 +29,9 @@ def trained(request, tmp_path_factory):
     if "zero" in name:
         need_deepspeed()
     saved_base(folder, [*worker.PROMPTS, *worker.ANSWERS, *worker.PAIRS["rejected"]], 32)
-    done = forks.run(worker.__file__, str(folder), kind, folder=folder, ranks=2, **layout(name))
+    done = forks.run(
+        worker.__file__, str(folder), kind, folder=folder, ranks=2, **forks.layout(name)
+    )
     assert done.returncode == 0 and f"right: {kind}" in done.stdout, done.stdout[-4000:]
     return folder, kind == "lora"
 
