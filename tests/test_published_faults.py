@@ -198,7 +198,8 @@ def test_fault_03_a_loader_that_was_read_to_its_end_changes_no_count(ppo, steps)
             assert len(list(trainer.get_eval_dataloader())) == 1
 
     how = dict(per_device_eval_batch_size=5, num_mini_batches=2, total_episodes=16)
-    trainer = ppo.trained(parts=dict(callbacks=[Reads()]), **how)
+    trainer = ppo(parts=dict(callbacks=[Reads()]), **how)
+    trainer.train()
     assert len(steps) == 2 * 2 * 2 and all(log["policy/grad_norm"] > 0 for log in logs(trainer))
 
 
