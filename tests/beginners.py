@@ -88,68 +88,48 @@ def after_padding_in_front(v, mask):
     return _of(torch.cat([beside(mask, True), mask], 1), shown)
 
 
-ROWS_ARE_NOT_VISITED_ONCE = "rows' own KLs"
 AFTER_THE_CHOICE = "after the choice|column of the token itself|each token's own column"
 NOT_SHIFTED = "mask is not shifted|value after the last token is 0"
 
+
+def of_kl(words: str, of: Callable) -> Beginner:
+    return Beginner(checks.check_kl_gradient, kl_gradient(of), words)
+
+
+def of_values(words: str, of: Callable) -> Beginner:
+    return Beginner(checks.check_values, values(of), words)
+
+
+def a_prompt_width_of_3(numbers, prompt_width, mask):
+    return checks.check_values.right(numbers, 3, mask)
+
+
 BEGINNERS: dict[str, Beginner] = {
-    "KL: a step too many": Beginner(
-        checks.check_kl_gradient,
-        kl_gradient(lambda own, p, n: (to_go(own, p, n + 1)[0],)),
-        "one token too many",
+    "KL: a step too many": of_kl(
+        "one token too many", lambda own, p, n: (to_go(own, p, n + 1)[0],)
     ),
-    "KL: a step too few": Beginner(
-        checks.check_kl_gradient,
-        kl_gradient(lambda own, p, n: (visited(own, p, n - 1) + 0 * own.sum(),)),
-        "one token too few",
+    "KL: a step too few": of_kl(
+        "one token too few", lambda own, p, n: (visited(own, p, n - 1) + 0 * own.sum(),)
     ),
-    "KL: itself": Beginner(
-        checks.check_kl_gradient,
-        kl_gradient(lambda own, p, n: to_go(own, p, n)[0]),
-        "is a KL.*gradient was wanted",
-    ),
-    "KL: of each row": Beginner(
-        checks.check_kl_gradient, kl_gradient(to_go), "is a KL for each row.*gradient"
-    ),
-    "KL: own KLs": Beginner(
-        checks.check_kl_gradient,
-        kl_gradient(lambda own, p, n: own),
-        "each row's own KL.*gradient",
-    ),
-    "KL: mean of own KLs": Beginner(
-        checks.check_kl_gradient,
-        kl_gradient(lambda own, p, n: (own.mean(),)),
-        ROWS_ARE_NOT_VISITED_ONCE + ".*average",
-    ),
-    "KL: mean over where it begins": Beginner(
-        checks.check_kl_gradient,
-        kl_gradient(lambda own, p, n: (to_go(own, p, n).mean(),)),
-        "begins with row 0.*factor",
+    "KL: itself": of_kl("is a KL.*gradient was wanted", lambda own, p, n: to_go(own, p, n)[0]),
+    "KL: of each row": of_kl("is a KL for each row.*gradient", to_go),
+    "KL: own KLs": of_kl("each row's own KL.*gradient", lambda own, p, n: own),
+    "KL: mean of own KLs": of_kl("rows' own KLs.*average", lambda own, p, n: (own.mean(),)),
+    "KL: mean over where it begins": of_kl(
+        "begins with row 0.*factor", lambda own, p, n: (to_go(own, p, n).mean(),)
     ),
     "gae: returns": Beginner(checks.check_gae, returns_as_advantages, "returns, A . V"),
     "gae: both": Beginner(checks.check_gae, advantages_and_returns, "tuple of 2|shape .2"),
-    "values: at the token, [B, T]": Beginner(
-        checks.check_values, values(lambda v, m: _of(m, v[:, 1:])), AFTER_THE_CHOICE
+    "values: at the token, [B, T]": of_values(AFTER_THE_CHOICE, lambda v, m: _of(m, v[:, 1:])),
+    "values: at the token, [B, T + 1]": of_values(AFTER_THE_CHOICE, after_padding_in_front),
+    "values: [B, T]": of_values("T . 1", lambda v, m: _of(m, v[:, :-1])),
+    "values: mask not shifted": of_values(
+        NOT_SHIFTED, lambda v, m: _of(torch.cat([m, beside(m, False)], 1), v)
     ),
-    "values: at the token, [B, T + 1]": Beginner(
-        checks.check_values, values(after_padding_in_front), AFTER_THE_CHOICE
-    ),
-    "values: [B, T]": Beginner(
-        checks.check_values, values(lambda v, m: _of(m, v[:, :-1])), "T . 1"
-    ),
-    "values: mask not shifted": Beginner(
-        checks.check_values,
-        values(lambda v, m: _of(torch.cat([m, beside(m, False)], 1), v)),
-        NOT_SHIFTED,
-    ),
-    "values: false in front of the mask": Beginner(
-        checks.check_values,
-        values(lambda v, m: _of(torch.cat([beside(m, False), m], 1), v)),
-        "V_0 is missing",
+    "values: false in front of the mask": of_values(
+        "V_0 is missing", lambda v, m: _of(torch.cat([beside(m, False), m], 1), v)
     ),
     "a prompt width of 3": Beginner(
-        checks.check_values,
-        lambda numbers, prompt_width, mask: checks.check_values.right(numbers, 3, mask),
-        "raised RuntimeError|shape|the first at",
+        checks.check_values, a_prompt_width_of_3, "raised RuntimeError|shape|the first at"
     ),
 }

@@ -55,9 +55,8 @@ def run_nbdev(
 ) -> str:  # what it complained about, nothing if all went well
     """Run one command of nbdev in a folder. nbdev_clean exits with 0 even where it could not read a
     notebook, so its words count too."""
-    env = {
-        k: v for k, v in os.environ.items() if k != "IN_TEST"
-    }  # under IN_TEST nbdev_export does nothing
+    # under IN_TEST nbdev_export does nothing
+    env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
     done = subprocess.run(
         [str(Path(sys.executable).with_name(command))],
         cwd=folder,
@@ -216,13 +215,9 @@ def render_readme(root: Path) -> dict[str, bytes]:
         cells.append(cell)
     nb.cells, nb.metadata["language_info"] = cells, {"name": "python"}
     exporter = MarkdownExporter()
-    exporter.display_data_priority = [
-        "text/markdown",
-        "image/svg+xml",
-        "image/png",
-        "text/html",
-        "text/plain",
-    ]
+    exporter.display_data_priority = (
+        "text/markdown image/svg+xml image/png text/html text/plain".split()
+    )
     body, resources = exporter.from_notebook_node(
         nb, {"output_files_dir": IMAGES, "unique_key": "README"}
     )

@@ -124,8 +124,8 @@ def imports():
 
 @pytest.fixture
 def ppo(letters, small_args, imports):
-    """Makes a trainer: `ppo(reward, data=, model=, kind=, parts=, ...settings)`. One update is 8
-    rows, 5 tokens each, read twice; a third of the rows stop."""
+    """Makes a trainer: `ppo(reward, data=, model=, kind=, parts=, ...settings)`; `ppo.trained(...)`
+    trains it too. One update is 8 rows, 5 tokens each, read twice; a third of the rows stop."""
     from datasets import Dataset
     from ppo_fixtures import PROMPTS, SIZES
     from small_runs import RUN, likes_c
@@ -148,6 +148,12 @@ def ppo(letters, small_args, imports):
             **parts,
         )
 
+    def trained(*given, **how):
+        trainer = make(*given, **how)
+        trainer.train()
+        return trainer
+
+    make.trained = trained
     return make
 
 

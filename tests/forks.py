@@ -18,6 +18,10 @@ import time
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import yaml
+
+RECIPES = Path(__file__).resolve().parents[1] / "rlhf_nb" / "recipes"
+
 processes = multiprocessing.get_context("forkserver")
 # Accelerate imports DeepSpeed wherever it is installed; a module that is not there is passed over.
 PRELOADED = ["rlhf_nb.trainer", "rlhf_nb.reward", "rlhf_nb.sft", "peft", "deepspeed"]
@@ -46,6 +50,26 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
+
+
+def layout(name: str) -> dict[str, str]:
+    "What `accelerate launch` makes of one of the package's own files, for two processes on a CPU."
+    if name == "ddp":
+        return dict(ACCELERATE_USE_CPU="true")
+    found = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
+    if name == "fsdp2":
+        return dict(ACCELERATE_USE_FSDP="true") | {
+            key.upper(): str(value).lower() if isinstance(value, bool) else str(value)
+            for key, value in found["fsdp_config"].items()
+        }
+    of = {key: str(value).lower() for key, value in found["deepspeed_config"].items()}
+    return dict(
+        ACCELERATE_USE_DEEPSPEED="true",
+        DS_ACCELERATOR="cpu",
+        ACCELERATE_DEEPSPEED_ZERO_STAGE=of["zero_stage"],
+        ACCELERATE_DEEPSPEED_ZERO3_INIT=of["zero3_init_flag"],
+        ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL=of.get("zero3_save_16bit_model", "false"),
+    )
 
 
 def ranks_of(count: int) -> list[dict[str, str]]:

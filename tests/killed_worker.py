@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from small_runs import OF_RANKS, QUIET, TOLD, likes_a, untimed
+from small_runs import OF_RANKS, TOLD, likes_a, untimed
 from transformers import TrainerCallback
+from worker_runs import arguments, leave
 
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
@@ -49,16 +50,9 @@ def before_forward(*_) -> None:
         die()
 
 
-args = PPOConfig(
-    str(out),
-    num_mini_batches=2,
-    total_episodes=24,
-    save_strategy="steps",
-    save_steps=2,
-    normalize_scores=True,
-    kl_controller="adaptive",
-    **QUIET | OF_RANKS | dict(gradient_accumulation_steps=1),
-)
+saves = dict(save_strategy="steps", save_steps=2, gradient_accumulation_steps=1)
+how = dict(num_mini_batches=2, total_episodes=24, normalize_scores=True, kl_controller="adaptive")
+args = arguments(PPOConfig, out, **OF_RANKS | saves | how)
 trainer = PPOTrainer(
     args,
     model=str(folder / "base"),
@@ -75,5 +69,4 @@ if args.process_index == 0:
         {name: x.clone() for name, x in trainer.model.state_dict().items()}, out / "weights.pt"
     )
     (out / "done.json").write_text(json.dumps(logs))
-torch.distributed.barrier()
-os._exit(0)
+leave()

@@ -10,6 +10,11 @@ from typing import Any
 import pytest
 
 
+def marked(mark: str, *cases: Any) -> list:
+    "All of them slow, or weekly."
+    return [pytest.param(case, marks=getattr(pytest.mark, mark)) for case in cases]
+
+
 def slow_but(quick: Iterable[Any], every: Iterable[Any]) -> list:
     "All but the quick ones are slow."
     quick = list(quick)

@@ -65,20 +65,7 @@ REDUCTIONS = {
     "floor": ("ceil",),
     "sorted": ("list",),
 }
-DIMMED = {
-    "cat",
-    "stack",
-    "sum",
-    "mean",
-    "amax",
-    "amin",
-    "any",
-    "all",
-    "cumsum",
-    "softmax",
-    "log_softmax",
-    "argmax",
-}
+DIMMED = {*"cat stack sum mean amax amin any all cumsum softmax log_softmax argmax".split()}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Weights in parts, or cast by the layout: precision, ranks that stop at other lengths, and what is
 refused: python parts_worker.py FOLDER."""
 
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,32 +8,23 @@ from types import SimpleNamespace
 
 import torch
 import transformers.training_args
-from accelerate import PartialState
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import gather_object
 from datasets import Dataset
-from small_runs import OF_RANKS, QUIET, TOLD
+from small_runs import OF_RANKS, TOLD
+from worker_runs import RANK, STAGE, arguments, leave
 
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.training.folders import check_shared_disk
 
-folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-transformers.training_args.is_torch_bf16_gpu_available = lambda: (
-    True
-)  # without use_cpu, transformers wants to see a GPU first
-fsdp, stage = "ACCELERATE_USE_FSDP" in os.environ, os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE")
+folder = Path(sys.argv[1])
+# without use_cpu, transformers wants to see a GPU first
+transformers.training_args.is_torch_bf16_gpu_available = lambda: True
 prompts = TOLD[:8]
 
 
 def make(out: str, bf16: bool = False, **changes) -> PPOTrainer:
-    device = (
-        dict(use_cpu=False, ddp_backend="gloo") if stage else dict(use_cpu=True)
-    )  # use_cpu would turn DeepSpeed off, without a word
-    settings = QUIET | OF_RANKS | dict(num_ppo_epochs=2, total_episodes=16, learning_rate=0.0)
-    args = PPOConfig(str(folder / out), bf16=bf16, **settings | device | changes)
-    # Accelerate takes FSDP for a matter of GPUs, and gives DDP on a CPU: told that these are some
-    if fsdp:
-        _ = args.device  # reading it sets up Accelerate's state
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    settings = OF_RANKS | dict(num_ppo_epochs=2, total_episodes=16, learning_rate=0.0)
+    args = arguments(PPOConfig, folder / out, bf16=bf16, **settings | changes)
     data = Dataset.from_dict(dict(prompt=prompts))
     return PPOTrainer(
         args,
@@ -50,25 +40,25 @@ def uneven(gather: bool) -> tuple[PPOTrainer, torch.Tensor]:
     trainer = make(f"uneven-{gather}", ds3_gather_for_generation=gather, learning_rate=1e-2)
     trainer.prepare()
     trainer.sampling_settings = replace(
-        trainer.sampling_settings, stop_ids=tuple(range(64)) if rank == 0 else ()
+        trainer.sampling_settings, stop_ids=tuple(range(64)) if RANK == 0 else ()
     )
-    torch.manual_seed(rank)
+    torch.manual_seed(RANK)
     calls, policy = [], trainer.accelerator.unwrap_model(trainer.model).policy
     handle = policy.register_forward_hook(lambda *_: calls.append(1))
     drawn, _ = trainer.sample(
         *(
             trainer.get_train_dataloader().collate_fn(
-                [dict(prompt=prompt) for prompt in prompts[rank : rank + 3]]
+                [dict(prompt=prompt) for prompt in prompts[RANK : RANK + 3]]
             )[name]
             for name in ("prompt_ids", "prompt_mask")
         )
     )
     handle.remove()
-    assert drawn.mask.sum(1).tolist() == [1 if rank == 0 else 6] * 3
+    assert drawn.mask.sum(1).tolist() == [1 if RANK == 0 else 6] * 3
     tried = 6  # with a cache, and each row alone, before the first token
-    assert len(calls) == tried + (6 if rank or not gather else 1), "a rank went ahead"
-    torch.manual_seed(rank)
-    metrics = trainer.step(prompts[rank * 4 : rank * 4 + 4])
+    assert len(calls) == tried + (6 if RANK or not gather else 1), "a rank went ahead"
+    torch.manual_seed(RANK)
+    metrics = trainer.step(prompts[RANK * 4 : RANK * 4 + 4])
     assert metrics["tokens/response_length"] == 3.5
     asked = trainer.evaluate()  # three rows on two ranks, of other lengths
     return drawn.response_ids, {
@@ -86,7 +76,7 @@ except RuntimeError as error:
 else:
     raise AssertionError("a policy sampled that was not sharded yet")
 trainer.prepare()
-r = trainer.rollout(prompts[rank * 4 : rank * 4 + 4])
+r = trainer.rollout(prompts[RANK * 4 : RANK * 4 + 4])
 assert torch.equal(r.logprobs, r.ref_logprobs) and not r.kl.any(), (
     f"a policy differs from its own copy by {(r.logprobs - r.ref_logprobs).abs().max()}"
 )
@@ -99,14 +89,14 @@ assert twice[0] == twice[1], "another response for the same prompt, seed and upd
 of_ranks = gather_object([twice[0]])
 assert of_ranks[0] != of_ranks[1], "two ranks gave the same responses to the same prompts"
 plain = None
-if not stage:  # one engine to a process is enough
+if not STAGE:  # one engine to a process is enough
     other = make("float32")
     other.prepare()
-    plain = other.rollout(prompts[rank * 4 : rank * 4 + 4])
+    plain = other.rollout(prompts[RANK * 4 : RANK * 4 + 4])
 assert plain is None or not torch.equal(plain.logprobs[:, :1], r.logprobs[:, :1]), (
     "this was not bf16"
 )
-if stage:
+if STAGE:
     assert (
         {p.dtype for p in trainer.ref_model.parameters()}
         == {p.dtype for p in trainer.reward_model.parameters()}
@@ -114,14 +104,14 @@ if stage:
     )
 metrics = trainer.update(trainer.advantages(trainer.score(r)))
 assert metrics["policy/approxkl_avg"] < 1e-8 and abs(metrics["val/ratio"] - 1) < 1e-6, metrics
-if stage == "3":
+if STAGE == "3":
     try:
         make("refused", offload_frozen=True)
     except ValueError as error:
         assert "offload_param_device" in str(error)
     else:
         raise AssertionError("offload_frozen had no effect, and nobody said so")
-if stage != "2":
+if STAGE != "2":
     whole, parts = uneven(True), uneven(False)
     assert torch.equal(whole[0], parts[0])
     for name, value in whole[1].items():
@@ -129,8 +119,8 @@ if stage != "2":
 here = dict(local_process_index=0, save_strategy="steps")  # on a machine of its own
 for out, more, said in (
     (folder, {}, None),
-    (folder / f"machine-{rank}", {}, "which the machines of this run do not share"),
-    (folder / f"machine-{rank}", dict(save_strategy="no"), None),
+    (folder / f"machine-{RANK}", {}, "which the machines of this run do not share"),
+    (folder / f"machine-{RANK}", dict(save_strategy="no"), None),
     (folder, dict(save_on_each_node=True), "Leave save_on_each_node out"),
 ):
     out.mkdir(exist_ok=True)
@@ -142,7 +132,4 @@ for out, more, said in (
     else:
         assert said is None, said
     assert not [*out.glob(".*")]
-if rank == 0:
-    print("right", flush=True)
-torch.distributed.barrier()
-os._exit(0)  # all is asserted; gloo's threads now and then abort a process that takes itself apart
+leave("right")

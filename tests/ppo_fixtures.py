@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 import rlhf_nb.trainer
 from rlhf_nb.checkpoint import MANIFEST, verify
+from rlhf_nb.models import scorer_from
 from rlhf_nb.ppo import ppo_loss
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
@@ -25,12 +26,13 @@ PROMPTS = ["abc", "b", "cdefg", "ja", "hhhh", "efe"] * 4
 SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16)
 
 
-def saved_base(folder: Path, texts: Iterable[str], positions: int = 16) -> PreTrainedModel:
-    "A tiny policy with a tokenizer of these texts, in folder/base."
+def saved_base(folder: Path, texts: Iterable[str], positions: int = 16, **sizes) -> PreTrainedModel:
+    "A tiny policy and a scorer grown from it, in folder/base and folder/scorer, with a tokenizer."
     tokenizer = train_tokenizer(texts)
-    policy = tiny_policy(tokenizer, 0, **SIZES | dict(max_position_embeddings=positions))
-    for part in (policy, tokenizer):
-        part.save_pretrained(folder / "base")
+    policy = tiny_policy(tokenizer, 0, **SIZES | dict(max_position_embeddings=positions) | sizes)
+    for name, model in dict(base=policy, scorer=scorer_from(policy, 3)).items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
     return policy
 
 

@@ -1,27 +1,20 @@
 """Both the two processes and, alone, the one that they are compared with:
 python ppo_worker.py FOLDER KIND."""
 
-import contextlib
 import os
 import sys
 from pathlib import Path
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import DistributedType
 from datasets import Dataset
-from peft import LoraConfig
-from small_runs import OF_RANKS, QUIET, SAVED, TOLD, likes_a, untimed
+from small_runs import OF_RANKS, SAVED, TOLD, likes_a, untimed
+from worker_runs import DEEPSPEED, FSDP, RANK, RANKS, adapter, arguments, everything, leave
 
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.training.model_loading import load_tokenizer
 
-folder, kind, fsdp = Path(sys.argv[1]), sys.argv[2], "ACCELERATE_USE_FSDP" in os.environ
-ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-lora = lambda task: LoraConfig(
-    r=2, target_modules=["query_key_value", "dense_h_to_4h"], task_type=task
-)
+folder, kind = Path(sys.argv[1]), sys.argv[2]
 METHODS = dict(  # kinds without a value model
     grpo=dict(
         advantage_estimator="grpo",
@@ -32,16 +25,13 @@ METHODS = dict(  # kinds without a value model
     ),
     reinforce_pp=dict(advantage_estimator="reinforce_pp", loss_aggregation="constant"),
 )
-adapters = dict(peft_config=lora("CAUSAL_LM"), value_peft_config=lora("SEQ_CLS"))
+adapters = dict(peft_config=adapter("CAUSAL_LM"), value_peft_config=adapter("SEQ_CLS"))
 
 
 def make(out, **changes):
-    device = dict(use_cpu=True)
-    if "ACCELERATE_USE_DEEPSPEED" in os.environ:  # use_cpu would turn it off, without a word
-        device = dict(use_cpu=False, ddp_backend="gloo")
-    settings = QUIET | OF_RANKS | SAVED | device
+    settings = OF_RANKS | SAVED
     settings |= dict(
-        gradient_accumulation_steps=4 // ranks,
+        gradient_accumulation_steps=4 // RANKS,
         num_mini_batches=2,
         num_ppo_epochs=2,
         total_episodes=24,
@@ -50,11 +40,7 @@ def make(out, **changes):
         offload_frozen=kind == "away",
     )
     data = Dataset.from_dict(dict(prompt=TOLD))
-    args = PPOConfig(str(folder / out), **settings | METHODS.get(kind, {}) | changes)
-    # Accelerate gives FSDP to GPUs only, and DDP on a CPU: so it is told that these are GPUs.
-    if fsdp:
-        args.device
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    args = arguments(PPOConfig, folder / out, **settings | METHODS.get(kind, {}) | changes)
     return PPOTrainer(
         args,
         load_tokenizer(str(folder / "base")),
@@ -67,42 +53,24 @@ def make(out, **changes):
     )
 
 
-def gathered(model):
-    if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") != "3":
-        return contextlib.nullcontext()
-    import deepspeed
-
-    return deepspeed.zero.GatheredParameters(list(model.parameters()))
-
-
-def everything(trainer, model=None):
-    model = trainer.model if model is None else model
-    whole = lambda p: p.full_tensor() if hasattr(p, "full_tensor") else p
-    with gathered(model):
-        return torch.cat([whole(p.detach()).flatten() for p in model.parameters()])
-
-
 def told(trainer):
     return [untimed(log) for log in trainer.state.log_history]
 
 
 whole = make("whole")
-start = everything(whole)
+start = everything(whole.model)
 whole.train()
 whole.save_model(str(folder / "saved"))
-assert whole.accelerator.num_processes == ranks and whole.state.global_step == 3
+assert whole.accelerator.num_processes == RANKS and whole.state.global_step == 3
+assert whole.is_deepspeed_enabled == DEEPSPEED
 assert (
-    whole.is_deepspeed_enabled == ("ACCELERATE_USE_DEEPSPEED" in os.environ)
-    and (
-        f"; {ranks} processes, {os.environ['SAYS']}, cpu, float32"
-        if ranks > 1
-        else "; one process, cpu, float32"
-    )
-    in whole.describe()
-)
+    f"; {RANKS} processes, {os.environ['SAYS']}, cpu, float32"
+    if RANKS > 1
+    else "; one process, cpu, float32"
+) in whole.describe()
 assert ("in host memory" in whole.describe()) == (kind == "away")
 # Nobody named the layers: the pair tells Accelerate which they are, and each is its own group.
-if fsdp:
+if FSDP:
     from torch.distributed.fsdp import FSDPModule
 
     assert {
@@ -128,7 +96,7 @@ if fsdp:
         assert lies(whole.model.policy.base_model) == {False}
         assert pair.value is None or lies(whole.model.value.base_model) == {True}
 # A warm-up moves the value model alone, whatever the layout (of one process: test_trained.py).
-if kind not in METHODS and ranks > 1:
+if kind not in METHODS and RANKS > 1:
     settings = dict(value_warmup_updates=2, weight_decay=0.1, save_strategy="no")
     if whole.is_deepspeed_enabled:
         try:
@@ -138,20 +106,20 @@ if kind not in METHODS and ranks > 1:
         settings["weight_decay"] = 0.0
     warm = make("warm", **settings)
     pair = warm.pair
-    before = [everything(warm, model) for model in (pair.policy, pair.value)]
+    before = [everything(model) for model in (pair.policy, pair.value)]
     warm.step()
     pair = warm.pair
-    after = [everything(warm, model) for model in (pair.policy, pair.value)]
+    after = [everything(model) for model in (pair.policy, pair.value)]
     assert [torch.equal(a, b) for a, b in zip(before, after)] == [True, False]
-assert (everything(whole) - start).abs().max() > 1e-3
-if ranks > 1:
-    for other in whole.accelerator.gather(everything(whole)[None]):
-        assert torch.equal(other, everything(whole)), "the ranks went apart"
+assert (everything(whole.model) - start).abs().max() > 1e-3
+if RANKS > 1:
+    for other in whole.accelerator.gather(everything(whole.model)[None]):
+        assert torch.equal(other, everything(whole.model)), "the RANKS went apart"
     again = make("again")
     again.train(resume_from_checkpoint=str(folder / "whole" / "checkpoint-2"))
-    assert torch.equal(everything(again), everything(whole)) and told(again) == told(whole), (
-        "resumed is another run"
-    )
+    assert torch.equal(everything(again.model), everything(whole.model)) and told(again) == told(
+        whole
+    ), "resumed is another run"
 
 pair = whole.pair
 with (
@@ -159,12 +127,12 @@ with (
     whole.layout.sampling(pair.policy, pair.value, whole.model_wrapped),
 ):
     logits = whole.model.policy.eval()(torch.arange(3, 12)[None]).logits
-if rank == 0:
-    torch.save(logits, folder / f"logits-{kind}-{ranks}.pt")
+if RANK == 0:
+    torch.save(logits, folder / f"logits-{kind}-{RANKS}.pt")
 
 # The same rollout, whatever the number of processes: the numbers of the update must be the same.
 # Half the micro-batch as well, for one kind of model.
-half = kind == "plain" and ranks > 1 and os.environ["SAYS"].startswith("DDP")
+half = kind == "plain" and RANKS > 1 and os.environ["SAYS"].startswith("DDP")
 for micro in (2, 1) if half else (2,):
     alone = make(
         f"alone-{micro}",
@@ -177,26 +145,21 @@ for micro in (2, 1) if half else (2,):
         whiten_rewards=kind not in METHODS,
         save_strategy="no",
         per_device_train_batch_size=micro,
-        gradient_accumulation_steps=8 // ranks // micro,
+        gradient_accumulation_steps=8 // RANKS // micro,
     )
-    if ranks == 1 and micro == 2:
+    if RANKS == 1 and micro == 2:
         alone.rollout(TOLD[: 8 // alone.args.num_generations]).save(folder / "replay.safetensors")
-    mine = range(rank * 8 // ranks, (rank + 1) * 8 // ranks)
+    mine = range(RANK * 8 // RANKS, (RANK + 1) * 8 // RANKS)
     r = Rollout.load(folder / "replay.safetensors").select(mine)
     ready = alone.advantages(alone.score(r))
     metrics = alone.update(ready)
-    ready.save(folder / f"ready-{kind}-{ranks}-{rank}-{micro}.safetensors")
+    ready.save(folder / f"ready-{kind}-{RANKS}-{RANK}-{micro}.safetensors")
     looked = alone.evaluate()  # five rows, which do not divide
-    weights = everything(alone)
-    if rank == 0:
+    weights = everything(alone.model)
+    if RANK == 0:
         table = (folder / f"alone-{micro}" / "completions" / "update-00000-eval.csv").read_text()
         torch.save(
             dict(weights=weights, start=start, metrics=metrics, looked=looked, table=table),
-            folder / f"found-{kind}-{ranks}-{micro}.pt",
+            folder / f"found-{kind}-{RANKS}-{micro}.pt",
         )
-if rank == 0:
-    print("right:", kind, flush=True)
-if ranks > 1:
-    whole.accelerator.wait_for_everyone()
-    # All is asserted; gloo's threads now and then abort a process that takes itself apart.
-    os._exit(0)
+leave(f"right: {kind}")

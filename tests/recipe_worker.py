@@ -6,23 +6,18 @@ import sys
 
 import transformers.training_args
 from datasets import Dataset
+from small_runs import likes_a
 
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
-transformers.training_args.is_torch_bf16_gpu_available = lambda: (
-    True
-)  # the recipes ask for bf16; transformers wants to see a GPU first, unless use_cpu is set
+# the recipes ask for bf16; transformers wants to see a GPU first, unless use_cpu is set
+transformers.training_args.is_torch_bf16_gpu_available = lambda: True
 folder, gpu = sys.argv[1], os.environ.get("RECIPE_ON") == "gpu"
-device = (
-    {}
-    if gpu
-    else dict(ddp_backend="gloo", bf16=True)
-    if "ACCELERATE_USE_DEEPSPEED" in os.environ
-    else dict(use_cpu=True)
-)  # use_cpu would turn DeepSpeed off, without a word
+deepspeed = "ACCELERATE_USE_DEEPSPEED" in os.environ  # use_cpu would turn it off, without a word
+device = dict(ddp_backend="gloo", bf16=True) if deepspeed else dict(use_cpu=True)
 args = PPOConfig(
     folder + "/out",
-    **device,
+    **{} if gpu else device,
     report_to="none",
     per_device_train_batch_size=2,
     num_ppo_epochs=1,
@@ -32,9 +27,6 @@ args = PPOConfig(
     logging_steps=1,
     save_strategy="no",
 )
-likes_a = lambda prompts, responses, **columns: [
-    float(response.count("a")) for response in responses
-]
 trainer = PPOTrainer(
     args,
     model=folder + "/base",

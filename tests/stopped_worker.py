@@ -10,13 +10,13 @@ from pathlib import Path
 from datasets import Dataset
 from small_runs import QUIET
 from transformers import TrainerCallback
+from worker_runs import RANKS
 
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
 
 folder, kind, moment = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-ranks = int(os.environ.get("WORLD_SIZE", 1))
 prompts = [f"{'so ' * (i % 4)}tell {i} of {chr(97 + i % 20)}" for i in range(24)]
 tokenizer = train_tokenizer(prompts)
 sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
@@ -25,7 +25,7 @@ settings = dict(
     output_dir=str(folder),
     save_steps=99,
     per_device_train_batch_size=2,
-    gradient_accumulation_steps=4 // ranks,
+    gradient_accumulation_steps=4 // RANKS,
     max_steps=5,
     learning_rate=1e-2,
     seed=5,
@@ -37,7 +37,7 @@ class Sends(TrainerCallback):
     "On one rank alone."
 
     def on_substep_end(self, args, state, control, **_):
-        if moment == "stop" and state.global_step == 2 and args.process_index == ranks - 1:
+        if moment == "stop" and state.global_step == 2 and args.process_index == RANKS - 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -1,19 +1,16 @@
 """SFT and reward model as a script would train them, on as many processes as the launcher starts:
 python supervised_worker.py FOLDER KIND."""
 
-import contextlib
-import os
 import sys
 from collections import Counter
 from pathlib import Path
 
 import torch
 from datasets import Dataset
+from worker_runs import DEEPSPEED, FSDP, RANK, RANKS, adapter, arguments, everything, leave
 
-RANKS, RANK = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-ANSWERS = [
-    f"{'a b ' * (i % 5)}c {i}" for i in range(22)
-]  # of several lengths: ranks with other numbers of tokens
+# of several lengths: ranks with other numbers of tokens
+ANSWERS = [f"{'a b ' * (i % 5)}c {i}" for i in range(22)]
 PROMPTS = [f"{'so ' * (i % 4)}tell {i}" for i in range(22)]
 SFT = Dataset.from_dict(dict(prompt=PROMPTS, completion=ANSWERS))
 PAIRS = Dataset.from_dict(
@@ -36,26 +33,13 @@ def make(
     **changes,
 ):
     "A trainer of the one kind or the other; models by name, as the command line's user gives them."
-    from accelerate import PartialState
-    from accelerate.utils import DistributedType
-    from peft import LoraConfig
-
     from rlhf_nb.reward import RewardConfig, RewardTrainer
     from rlhf_nb.sft import SFTConfig, SFTTrainer
 
     config, trainer = (RewardConfig, RewardTrainer) if what == "reward" else (SFTConfig, SFTTrainer)
     if what == "packed":
         changes["packing"] = True
-    device = (
-        dict(use_cpu=False, ddp_backend="gloo")
-        if "ACCELERATE_USE_DEEPSPEED" in os.environ
-        else dict(use_cpu=True)
-    )  # use_cpu would turn DeepSpeed off, without a word
     settings = dict(
-        **device,
-        report_to="none",
-        disable_tqdm=True,
-        logging_steps=1,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=4 // RANKS,
         max_steps=6,
@@ -63,17 +47,9 @@ def make(
         learning_rate=1e-2,
         seed=5,
     )
-    args = config(str(folder / out), **settings | changes)
-    # Accelerate takes FSDP for a matter of GPUs, and gives DDP on a CPU: told that these are some
-    if "ACCELERATE_USE_FSDP" in os.environ:
-        _ = args.device  # reading it sets up Accelerate's state
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    adapter = (
-        LoraConfig(r=2, lora_dropout=dropout, target_modules=["query_key_value", "dense_h_to_4h"])
-        if lora
-        else None
-    )
-    return trainer(str(folder / "base"), args, data, data.select(range(5)), peft_config=adapter)
+    args = arguments(config, folder / out, **settings | changes)
+    parts = dict(peft_config=adapter(lora_dropout=dropout)) if lora else {}
+    return trainer(str(folder / "base"), args, data, data.select(range(5)), **parts)
 
 
 def watched(trainer) -> list[tuple]:
@@ -86,27 +62,6 @@ def watched(trainer) -> list[tuple]:
 
     trainer.data_collator = watch
     return rows
-
-
-def everything(trainer) -> torch.Tensor:
-    "All weights, whole; but for the head that an adapter put aside."
-
-    def gathered():
-        if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") != "3":
-            return contextlib.nullcontext()
-        import deepspeed
-
-        return deepspeed.zero.GatheredParameters(list(trainer.model.parameters()))
-
-    whole = lambda p: p.full_tensor() if hasattr(p, "full_tensor") else p
-    with gathered():
-        return torch.cat(
-            [
-                whole(p.detach()).flatten().clone()
-                for name, p in trainer.model.named_parameters()
-                if "original_module" not in name
-            ]
-        )
 
 
 def told(trainer) -> list[dict]:
@@ -142,10 +97,10 @@ def one_step(folder: Path, what: str, micro: int, lora: bool) -> dict:
         train_sampling_strategy="sequential",
         **(dict(center_rewards_coefficient=0.1) if what == "reward" else {}),
     )
-    start = everything(trainer)
+    start = everything(trainer.model)
     trainer.train()
     trainer.evaluate()
-    return dict(start=start, weights=everything(trainer), told=told(trainer))
+    return dict(start=start, weights=everything(trainer.model), told=told(trainer))
 
 
 def resumed(folder: Path, what: str, lora: bool) -> None:
@@ -158,25 +113,22 @@ def resumed(folder: Path, what: str, lora: bool) -> None:
     data = SFT if what == "sft" else PAIRS
     how = dict(dropout=0.1, logging_steps=3)  # one log is over steps before and after a checkpoint
     whole = make(folder, what, f"whole-{what}", data, lora, **how)
-    start, rows = everything(whole), watched(whole)
+    start, rows = everything(whole.model), watched(whole)
     whole.train()
     # Two epochs of 22 rows; Accelerate fills a last batch that does not divide with the first rows.
     seen = gather_object(rows)
     assert min(Counter(seen).values()) == 2 and len(set(seen)) == 22, (
         "rows were left out: the ranks drew other orders"
     )
-    assert whole.accelerator.num_processes == RANKS and whole.is_deepspeed_enabled == (
-        "ACCELERATE_USE_DEEPSPEED" in os.environ
-    )
-    assert (
-        whole.is_fsdp_enabled == ("ACCELERATE_USE_FSDP" in os.environ)
-        and (everything(whole) - start).abs().max() > 1e-3
-    )
-    for other in whole.accelerator.gather(everything(whole)[None]) if RANKS > 1 else []:
-        assert torch.equal(other, everything(whole)), "the ranks went apart"
+    assert whole.accelerator.num_processes == RANKS
+    assert whole.is_deepspeed_enabled == DEEPSPEED
+    assert whole.is_fsdp_enabled == FSDP
+    assert (everything(whole.model) - start).abs().max() > 1e-3
+    for other in whole.accelerator.gather(everything(whole.model)[None]) if RANKS > 1 else []:
+        assert torch.equal(other, everything(whole.model)), "the ranks went apart"
     again = make(folder, what, f"again-{what}", data, lora, **how)
     again.train(resume_from_checkpoint=str(folder / f"whole-{what}" / "checkpoint-4"))
-    assert torch.equal(everything(again), everything(whole)), "resumed is another run"
+    assert torch.equal(everything(again.model), everything(whole.model)), "resumed is another run"
     assert told(again) == told(whole), "a rank went on from another one's losses"
     if what == "reward":
         references = SFT.select(range(7))
@@ -184,9 +136,9 @@ def resumed(folder: Path, what: str, lora: bool) -> None:
         center_rewards(inner, whole.processing_class, references)
     whole.save_model(str(folder / f"saved-{what}"))
     if RANK == 0:
-        torch.save(everything(whole), folder / f"weights-{what}.pt")
+        torch.save(everything(whole.model), folder / f"weights-{what}.pt")
     else:
-        everything(whole)
+        everything(whole.model)
 
 
 def main(folder: Path, kind: str) -> None:
@@ -200,12 +152,7 @@ def main(folder: Path, kind: str) -> None:
             if RANK == 0:
                 torch.save(found, folder / f"step-{step}-{micro}.pt")
         resumed(folder, what, kind == "lora")
-    if RANK == 0:
-        print("right:", kind, flush=True)
-    torch.distributed.barrier()
-    os._exit(
-        0
-    )  # all is asserted; gloo's threads now and then abort a process that takes itself apart
+    leave(f"right: {kind}")
 
 
 if __name__ == "__main__":

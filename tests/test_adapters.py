@@ -59,11 +59,9 @@ KINDS = dict(
 @pytest.mark.parametrize("estimator", ["k1", "full"])
 def test_the_adapter_off_is_the_reference(ppo, letters, estimator):
     settings = dict(learning_rate=1e-2, kl_estimator=estimator, kl_coef=0.3, save_rollouts=True)
-    alone = ppo(parts=dict(peft_config=lora()), **settings)
-    alone.train()
+    alone = ppo.trained(parts=dict(peft_config=lora()), **settings)
     found = rollouts(alone)
-    second = ppo(parts=dict(peft_config=lora(), ref_model=begin(letters)), **settings)
-    second.train()
+    second = ppo.trained(parts=dict(peft_config=lora(), ref_model=begin(letters)), **settings)
     assert alone.ref_model is None and second.ref_model is not None
     for a, b in zip(found, rollouts(second)):
         assert a.responses == b.responses
@@ -80,14 +78,13 @@ def test_learning_rate_zero_changes_nothing(ppo, kind, bf16):
     how = KINDS[kind]()
     for config in how.get("parts", {}).values():
         config.lora_dropout = 0.3
-    trainer = ppo(learning_rate=0.0, bf16=bf16, num_mini_batches=2, total_episodes=16, **how)
-    trainer.train()
+    trainer = ppo.trained(
+        learning_rate=0.0, bf16=bf16, num_mini_batches=2, total_episodes=16, **how
+    )
     for log in logs(trainer):
-        assert (
-            log["policy/approxkl_avg"] < (1e-8 if bf16 else 1e-12)
-            and log["policy/clipfrac_avg"] == 0
-            and abs(log["objective/kl"]) < (1e-2 if bf16 else 1e-5)
-        )
+        assert log["policy/approxkl_avg"] < (1e-8 if bf16 else 1e-12)
+        assert log["policy/clipfrac_avg"] == 0
+        assert abs(log["objective/kl"]) < (1e-2 if bf16 else 1e-5)
 
 
 # catches: recomputed activations through which no gradient reaches an adapter
@@ -143,8 +140,7 @@ def test_one_adapter_learns_and_another_is_the_reference(ppo, letters):
 @pytest.mark.parametrize("merged", [False, True])
 def test_the_adapter_alone_is_saved_and_merges(ppo, base, tmp_path, letters, merged):
     settings = dict(learning_rate=1e-2, save_merged=merged, save_strategy="steps", save_steps=3)
-    trainer = ppo(model=load_policy(base), parts=dict(peft_config=lora()), **settings)
-    trainer.train()
+    trainer = ppo.trained(model=load_policy(base), parts=dict(peft_config=lora()), **settings)
     trainer.save_model(str(tmp_path / "saved"))
     names, ids = {path.name for path in (tmp_path / "saved").iterdir()}, torch.arange(12)[None]
     assert {"generation_config.json", "tokenizer.json", "README.md"} <= names
@@ -182,11 +178,9 @@ def test_a_resumed_run_is_the_same_run(ppo, base, kind):
     whole, again = ppo(**settings()), ppo(**settings())
     whole.train()
     again.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-2"))
-    assert (
-        told(whole) == told(again)
-        and len(told(again)) == 3
-        and not unlike(weights(whole), weights(again))
-    )
+    assert told(whole) == told(again)
+    assert len(told(again)) == 3
+    assert not unlike(weights(whole), weights(again))
 
 
 # ---- The value model ----
@@ -208,19 +202,16 @@ def test_the_seed_decides_how_an_adapter_begins(ppo):
 # catches: a config that peft writes into, so that the second trainer finds another one than the
 # user made
 def test_one_config_serves_two_trainers(ppo):
-    configs = [
-        LoraConfig(r=2, task_type=task) for task in ("CAUSAL_LM", "SEQ_CLS")
-    ]  # peft fills in what is left open
+    # peft fills in what is left open
+    configs = [LoraConfig(r=2, task_type=task) for task in ("CAUSAL_LM", "SEQ_CLS")]
     before = [config.to_dict() for config in configs]
     first, second = (
         ppo(parts=dict(peft_config=configs[0], value_peft_config=configs[1])) for _ in range(2)
     )
-    assert [config.to_dict() for config in configs] == before and before[1][
-        "modules_to_save"
-    ] is None
-    assert first.model.value.peft_config["default"] is not second.model.value.peft_config[
-        "default"
-    ] and not unlike(weights(first), weights(second))
+    assert [config.to_dict() for config in configs] == before
+    assert before[1]["modules_to_save"] is None
+    assert first.model.value.peft_config["default"] is not second.model.value.peft_config["default"]
+    assert not unlike(weights(first), weights(second))
 
 
 def test_the_value_model_has_an_adapter_of_its_own(ppo):
@@ -228,21 +219,17 @@ def test_the_value_model_has_an_adapter_of_its_own(ppo):
     before = weights(trainer)
     trainer.train()
     moved = [name for name in unlike(before, weights(trainer)) if name.startswith("value.")]
-    assert (
-        any("lora_A" in name for name in moved)
-        and any("score" in name for name in moved)
-        and all("lora_" in name or "modules_to_save" in name for name in moved)
-    )
+    assert any("lora_A" in name for name in moved)
+    assert any("score" in name for name in moved)
+    assert all("lora_" in name or "modules_to_save" in name for name in moved)
 
 
 # catches: a second pass through the trunk, values of another column, a head that nobody trains
 def test_a_head_on_the_trunk(ppo):
     trainer = ppo(share_value_trunk=True, learning_rate=1e-2, num_ppo_epochs=4)
     calls = []
-    assert (
-        isinstance(trainer.model.value, ValueHead)
-        and sum(p.numel() for p in trainer.model.value.parameters()) == 16
-    )
+    assert isinstance(trainer.model.value, ValueHead)
+    assert sum(p.numel() for p in trainer.model.value.parameters()) == 16
     torch.nn.init.normal_(trainer.model.value.score.weight)
     r = trainer.rollout(PROMPTS[:8])
     for b in range(8):
@@ -262,9 +249,8 @@ def test_a_head_on_the_trunk(ppo):
     )
     trainer.update(trainer.advantages(trainer.score(r)))
     handle.remove()
-    assert sum(calls) == 4 * 2 and "value.score.weight" in unlike(
-        before, weights(trainer)
-    )  # 4 epochs of 2 micro-batches
+    # 4 epochs of 2 micro-batches
+    assert sum(calls) == 4 * 2 and "value.score.weight" in unlike(before, weights(trainer))
 
 
 def test_the_value_loss_moves_the_trunk_after_the_warm_up(ppo):
@@ -274,10 +260,8 @@ def test_the_value_loss_moves_the_trunk_after_the_warm_up(ppo):
         before = weights(trainer)
         trainer.step(PROMPTS[:8])
         moved = unlike(before, weights(trainer))
-        assert (
-            "value.score.weight" in moved
-            and any(name.startswith("policy.") for name in moved) == moves
-        )
+        assert "value.score.weight" in moved
+        assert any(name.startswith("policy.") for name in moved) == moves
 
 
 def test_a_truncated_row_bootstraps_from_the_head_on_the_trunk(ppo):
@@ -331,7 +315,7 @@ def test_several_answers_to_each_prompt(ppo):
         seen.append((prompts, place))
         return likes_c(prompts, responses)
 
-    trainer = ppo(
+    trainer = ppo.trained(
         judge,
         data=Dataset.from_dict(dict(prompt=PROMPTS[:12], place=range(12))),
         num_generations=4,
@@ -339,54 +323,30 @@ def test_several_answers_to_each_prompt(ppo):
         num_train_epochs=1,
         save_rollouts=True,
     )
-    trainer.train()
-    assert (
-        trainer.state.global_step == 12 * 4 // 8
-        and all(len(r) == 8 for r in rollouts(trainer))
-        and logs(trainer)[-1]["episode"] == 48
-    )
+    assert trainer.state.global_step == 12 * 4 // 8
+    assert all(len(r) == 8 for r in rollouts(trainer))
+    assert logs(trainer)[-1]["episode"] == 48
     for prompts, place in seen:
-        assert place == [p for p in place[::4] for _ in range(4)] and prompts == [
-            PROMPTS[p] for p in place
-        ]
-    assert any(len(set(r.responses[:4])) > 1 for r in rollouts(trainer)) and sorted(
-        p for _, place in seen for p in place[::4]
-    ) == list(range(12))
+        assert place == [p for p in place[::4] for _ in range(4)]
+        assert prompts == [PROMPTS[p] for p in place]
+    assert any(len(set(r.responses[:4])) > 1 for r in rollouts(trainer))
+    assert sorted(p for _, place in seen for p in place[::4]) == list(range(12))
 
 
 # ---- Bad input ----
 
 
-@pytest.mark.parametrize(
-    "make, named",
-    [
-        (
-            lambda letters: dict(
-                model=get_peft_model(begin(letters), lora()), parts=dict(peft_config=lora())
-            ),
-            "already has an adapter",
-        ),
-        (
-            lambda letters: dict(
-                model=get_peft_model(begin(letters), lora()), model_adapter_name="mine"
-            ),
-            r"model_adapter_name is 'mine' and the policy has the adapters \['default'\]",
-        ),
-        (
-            lambda letters: dict(ref_adapter_name="old"),
-            r"ref_adapter_name is 'old' and the policy has the adapters \[\]",
-        ),
-        (
-            lambda letters: dict(
-                share_value_trunk=True, parts=dict(value_model=scorer_from(begin(letters)))
-            ),
-            "share_value_trunk is set and a value_model is given",
-        ),
-    ],
-)
-def test_what_cannot_be_is_named(ppo, letters, make, named):
-    with pytest.raises(ValueError, match=named):
-        ppo(**make(letters))
+def test_what_cannot_be_is_named(ppo, letters):
+    adapted = lambda: get_peft_model(begin(letters), lora())
+    given = dict(share_value_trunk=True, parts=dict(value_model=scorer_from(begin(letters))))
+    for how, named in (
+        (dict(model=adapted(), parts=dict(peft_config=lora())), "already has an adapter"),
+        (dict(model=adapted(), model_adapter_name="mine"), r"_name is 'mine' .*\['default'\]"),
+        (dict(ref_adapter_name="old"), r"ref_adapter_name is 'old' and the policy has .*\[\]"),
+        (given, "share_value_trunk is set and a value_model is given"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            ppo(**how)
 
 
 def test_a_missing_library_is_named(ppo, monkeypatch):

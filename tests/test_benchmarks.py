@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from notebooks import NOTEBOOKS
+from small_models import small_config
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -149,24 +150,15 @@ def test_padding_and_last_tokens_may_be_left_out():
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_necessary_flops_are_those_that_torch_counts(everywhere):
     from torch.utils.flop_counter import FlopCounterMode
-    from transformers import LlamaConfig, LlamaModel
+    from transformers import LlamaModel
 
     from rlhf_nb.base.last_layer import read_at
 
     torch.manual_seed(0)
     s = SIZES | dict(prompts=[6, 6])  # nothing is padded
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        attn_implementation="eager",
-    )
-    bodies, heads = (
-        [LlamaModel(config) for _ in range(2)],
-        [torch.nn.Linear(16, n, bias=False) for n in (64, 1)],
-    )
+    config = small_config("llama", vocab_size=64, attn_implementation="eager")
+    bodies = [LlamaModel(config) for _ in range(2)]
+    heads = [torch.nn.Linear(16, n, bias=False) for n in (64, 1)]
     long = 14 if everywhere else 13  # after the last token nothing is chosen
     read = torch.arange(8 * long).view(8, long)[:, 5:13].flatten()
     for body in bodies:
@@ -199,9 +191,8 @@ def test_summary():
     )
     kept = results(found)
     run = kept["runs"][0]
-    assert run["episodes_per_second"]["ours"] == 4.0 and run["times_faster"] == dict(
-        peer=3.0, peer_no_gc=1.5
-    )
+    assert run["episodes_per_second"]["ours"] == 4.0
+    assert run["times_faster"] == dict(peer=3.0, peer_no_gc=1.5)
     assert run["times_faster_in_update"]["peer"] == 3.0
     assert run["share_of_rate"]["peer"]["own_shapes"] == pytest.approx(
         bench.necessary_flops(SIZES) / 3e9
@@ -211,16 +202,13 @@ def test_summary():
 
 # catches: an update's time that takes in the rollout, or leaves out the first forward pass
 def test_the_update_begins_with_the_first_forward_that_learns(monkeypatch):
-    monkeypatch.setattr(
-        ppo_side, "register_optimizer_step_post_hook", lambda hook: None
-    )  # it would stay for all tests
+    # it would stay for all tests
+    monkeypatch.setattr(ppo_side, "register_optimizer_step_post_hook", lambda hook: None)
     model = torch.nn.Sequential(torch.nn.Embedding(8, 2))
     model.get_input_embeddings = lambda: model[0]
-    counts, clock, ids = (
-        ppo_side.Counts(model, "cpu"),
-        iter((0.0, 20.0, 27.0, 30.0)),
-        torch.ones(2, 3, dtype=torch.long),
-    )
+    counts = ppo_side.Counts(model, "cpu")
+    clock = iter((0.0, 20.0, 27.0, 30.0))
+    ids = torch.ones(2, 3, dtype=torch.long)
     counts.now = lambda: next(clock)
     counts.begin()
     with torch.no_grad():
@@ -349,9 +337,8 @@ def test_after_ppo_runs_and_resumes(tmp_path):
         assert one["seconds"] > 0 and one["memory"] > 0 and one["trained"] < one["weights"]
         assert one["test"]["sampled"]["kl"] >= 0 and len(one["test"]["texts"]) == 3
     [longer] = found["long"]
-    assert longer["episodes"] == 32 and len(longer["log"]["kl"]) == 4 > len(
-        found["runs"][0]["log"]["kl"]
-    )
+    assert longer["episodes"] == 32
+    assert len(longer["log"]["kl"]) == 4 > len(found["runs"][0]["log"]["kl"])
     of_n = found["best_of_n"][0]["of_n"]
     assert [x["kl"] for x in of_n] == sorted(x["kl"] for x in of_n) and of_n[0]["kl"] == 0
     assert all(x["kl"] <= x["bound"] + 1e-6 for x in of_n) and kept.with_suffix(".png").is_file()

@@ -298,11 +298,9 @@ def prompts_in(kind: str) -> object:
 
 
 def test_prompts_in_another_container_train_the_same_policy(ppo):
-    plain = ppo(num_ppo_epochs=1, total_episodes=16)
-    plain.train()
+    plain = ppo.trained(num_ppo_epochs=1, total_episodes=16)
     for kind in ("frame", "texts", "rows", "columns", "torch"):
-        other = ppo(num_ppo_epochs=1, total_episodes=16, data=prompts_in(kind))
-        other.train()
+        other = ppo.trained(num_ppo_epochs=1, total_episodes=16, data=prompts_in(kind))
         pairs = zip(*(x.model.parameters() for x in (plain, other)))
         assert all(torch.equal(a, b) for a, b in pairs), kind
 

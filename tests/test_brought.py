@@ -18,6 +18,7 @@ import torch
 from datasets import Dataset
 from ppo_fixtures import PROMPTS, SIZES, likes_c, weights
 from safetensors.torch import load_file, save_file
+from small_models import WIDTHS, small_model
 from torch import nn
 from transformers import (
     AutoModel,
@@ -29,7 +30,6 @@ from transformers import (
     BertForSequenceClassification,
     BertForTokenClassification,
     BertLMHeadModel,
-    GraniteConfig,
     LlamaConfig,
     LlamaForTokenClassification,
     T5Config,
@@ -404,12 +404,7 @@ def test_folders_may_be_paths_and_must_hold_a_tokenizer(saved, letters):
 
 # catches: the list of all classes that transformers knows, for a policy that can have a value head
 def test_a_policy_without_a_classifier_is_told_of_the_value_head(ppo, letters):
-    config = GraniteConfig(
-        **dict(vocab_size=12, hidden_size=16, intermediate_size=16, num_hidden_layers=1),
-        **dict(num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=16),
-        **dict(pad_token_id=0, bos_token_id=None, eos_token_id=1),
-    )
-    make = lambda: AutoModelForCausalLM.from_config(config)
+    make = lambda: small_model("granite")
     with pytest.raises(ValueError, match="granite, which has no .*set share_value_trunk=True"):
         ppo(likes_c, model=make())
     ppo(likes_c, model=make(), share_value_trunk=True).step()
@@ -417,16 +412,7 @@ def test_a_policy_without_a_classifier_is_told_of_the_value_head(ppo, letters):
 
 # ---- Models in the wrong place ----
 
-SMALL = dict(
-    vocab_size=12,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=16,
-    max_position_embeddings=32,
-    pad_token_id=0,
-    num_labels=1,
-)
+SMALL = dict(**WIDTHS, max_position_embeddings=32, vocab_size=12, pad_token_id=0, num_labels=1)
 PAIRS = Dataset.from_dict(dict(prompt=["a"] * 4, chosen=["b"] * 4, rejected=["c"] * 4))
 DEMONSTRATIONS = Dataset.from_dict(dict(prompt=["a"] * 4, completion=["b"] * 4))
 

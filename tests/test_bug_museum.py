@@ -37,8 +37,7 @@ def test_no_cheap_answer_earns_a_point():
 
 # catches: old log-probs that are taken anew, so that the ratio is 1 for ever and nothing is clipped
 def test_the_old_policy_stays_old(ppo):
-    trainer = ppo(num_ppo_epochs=2, learning_rate=1e-2, total_episodes=8)
-    trainer.train()
+    trainer = ppo.trained(num_ppo_epochs=2, learning_rate=1e-2, total_episodes=8)
     assert logs(trainer)[0]["policy/approxkl_avg"] > 1e-6
 
 

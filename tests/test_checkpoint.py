@@ -35,9 +35,8 @@ def test_a_folder_appears_when_it_is_whole(tmp_path):
     (tmp_path / "deep" / "run.partial").mkdir(parents=True)
     (tmp_path / "deep" / "run.partial" / "junk").write_text("of a run that was killed")
     write(folder)
-    assert set(tree(folder)) == {"a", "sub/b"} and [
-        p.name for p in (tmp_path / "deep").iterdir()
-    ] == ["run"]
+    assert set(tree(folder)) == {"a", "sub/b"}
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["run"]
     (folder / "more").write_text("stays behind with the old one")
     write(folder, "newer")
     assert set(tree(folder)) == {"a", "sub/b"} and (folder / "a").read_text() == "newer"
@@ -90,10 +89,8 @@ def test_sigkill_leaves_whole_folders(tmp_path, after):
     child.kill()
     child.join()
     assert child.exitcode == -signal.SIGKILL
-    written, folders = (
-        int((tmp_path / "written").read_text() or 0),
-        [p for p in tmp_path.iterdir() if p.is_dir()],
-    )
+    written = int((tmp_path / "written").read_text() or 0)
+    folders = [p for p in tmp_path.iterdir() if p.is_dir()]
     whole = [p for p in folders if not p.name.endswith(".partial")]
     for folder in whole:
         verify(folder, n=int(folder.name.split("-")[1]))
@@ -182,10 +179,8 @@ def test_a_saved_policy_is_the_policy(tmp_path, tiny, tokenizer):
     gathered = AutoModelForCausalLM.from_pretrained(tmp_path / "gathered")
     assert torch.equal(gathered(ids).logits, tiny(1)(ids).logits)
     card = (tmp_path / "README.md").read_text()
-    assert (
-        yaml.safe_load(card.split("---")[1])["library_name"] == "transformers"
-        and "| objective/kl | 1.235 |" in card
-    )
+    assert yaml.safe_load(card.split("---")[1])["library_name"] == "transformers"
+    assert "| objective/kl | 1.235 |" in card
 
 
 # catches: a policy whose own generation config cannot be saved (transformers refuses a temperature
@@ -210,6 +205,5 @@ def test_a_replacement_that_was_killed_halfway_loses_nothing(tmp_path):
     (old / "weights").write_text("of before")
     with pytest.raises(RuntimeError), staged(tmp_path / "good"):
         raise RuntimeError("the next write fails too")
-    assert (tmp_path / "good" / "weights").read_text() == "of before" and [
-        p.name for p in tmp_path.iterdir()
-    ] == ["good"]
+    assert (tmp_path / "good" / "weights").read_text() == "of before"
+    assert [p.name for p in tmp_path.iterdir()] == ["good"]

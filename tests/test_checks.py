@@ -119,9 +119,9 @@ def raises(*given):
 # ---- The catalogue as a whole ----
 
 
+# catches: an exercise that has no checker or is in no test, and a name used twice, the second of
+# which hides the first
 def test_all_of_them_are_in_the_catalogue():
-    """catches: an exercise that has no checker or is in no test, and a name used twice, the second
-    of which hides the first"""
     pages = {path.stem for path in MODULES if re.search("^PAGE = ", path.read_text(), re.M)}
     for module in (checks, *(import_module(f"rlhf_nb.exercises.{name}") for name in pages)):
         there = {id(x) for x in vars(module).values() if isinstance(x, Exercise)}
@@ -142,8 +142,8 @@ def test_all_of_them_are_in_the_catalogue():
         assert [name for name, n in defined.items() if n > 1] == [], path.name
 
 
+# catches: a checker that no reader ever meets, and a module that names another page
 def test_each_is_met_on_its_page():
-    "catches: a checker that no reader ever meets, and a module that names another page"
     pages = {p.stem: p for p in (ROOT / "nbs").rglob("*.ipynb")}
     named = {name: x for name, x in vars(checks).items() if isinstance(x, Exercise)}
     for name, one in named.items():
@@ -222,17 +222,17 @@ def test_several_results_may_be_a_list(seed):
 # ---- What fails, and what it is told ----
 
 
+# catches: a mistake of a catalogue, a mutant, or what passed once, that a checker calls right
 def test_no_wrong_answer_passes(judged, seed):
-    "catches: a mistake of a catalogue, a mutant, or what passed once, that a checker calls right"
     assert not (passed := [one for one in judged if one.verdict]), lines(passed, seed)
     kinds = Counter(one.kind for one in judged)
     print(dict(kinds))
     assert kinds.keys() == {"mistake", "mutant", "beginner", "fooled"} and kinds["mutant"] > 400
 
 
+# catches: a case too kind to see it, and another mistake before it in the list that gives the same
+# numbers
 def test_a_mistake_is_called_by_its_name(judged, seed):
-    """catches: a case too kind to see it, and another mistake before it in the list that gives the
-    same numbers"""
     for one in EXERCISES:
         assert len(one.mistakes) >= 3
         assert len({one.praise, *one.mistakes}) == len(one.mistakes) + 1, one.name
@@ -240,11 +240,11 @@ def test_a_mistake_is_called_by_its_name(judged, seed):
     assert not found, lines(found, seed)
 
 
+# catches: cases that hide a mistake in one draw of fifty, as those of my_surrogate did, where no
+# ratio may have been far enough from 1 for clipping to change it; a draw in which the right answer
+# is not right
 @pytest.mark.weekly
 def test_a_mistake_is_called_by_its_name_in_every_draw(seed):
-    """catches: cases that hide a mistake in one draw of fifty, as those of my_surrogate did, where
-    no ratio may have been far enough from 1 for clipping to change it; a draw in which the right
-    answer is not right"""
     for one in EXERCISES:
         for k in range(50):
             assert one(one.right, seed + k), one.name
@@ -252,8 +252,8 @@ def test_a_mistake_is_called_by_its_name_in_every_draw(seed):
                 assert one.judge(one.wrong(message), seed + k).text == message
 
 
+# catches: a message that is generic, or that names another mistake than the one that was made
 def test_a_beginners_mistake_is_named(judged, seed):
-    "catches: a message that is generic, or that names another mistake than the one that was made"
     found = [
         one
         for one in judged
@@ -273,16 +273,16 @@ PLAIN = re.compile(
 )
 
 
+# catches: a verdict without a reason, and one that comes from a failure of the checker
 def test_any_other_mistake_is_told_plainly(judged, seed):
-    "catches: a verdict without a reason, and one that comes from a failure of the checker"
     other = [one for one in judged if one.verdict.text not in one.exercise.mistakes]
     odd = [one for one in other if not PLAIN.search(one.verdict.text)]
     assert other and not odd, lines(odd, seed)
     assert not PLAIN.search("Something is wrong.")
 
 
+# catches: a message without the inputs, the hyperparameters, or one of the two results
 def test_every_verdict_shows_what_was_seen(judged, seed):
-    "catches: a message without the inputs, the hyperparameters, or one of the two results"
     wanted = lambda one: [
         *(f"  {name} = " for name in one.exercise.draw(one.seed)[0]),
         "  you returned ",
@@ -311,8 +311,8 @@ def test_hard_coded_results_fail(seed):
         assert not any(one(answer, seed) for answer in constants(one, seed)), one.name
 
 
+# catches: an answer that has learned the cases of an earlier check by heart
 def test_the_values_of_the_last_draw_fail(seed):
-    "catches: an answer that has learned the cases of an earlier check by heart"
     for one in EXERCISES:
         if type(one) is not Exercise:  # what it gives is made anew, and cannot be recognised
             continue
@@ -345,6 +345,8 @@ def softmax_first(logits, ids, prompt_width, mask):
     return torch.where(mask, found, 0.0)
 
 
+# catches: a checker that calls such an answer right, because it looks at gradients only where
+# padding is finite
 @pytest.mark.parametrize(
     "checker, late",
     [
@@ -354,8 +356,6 @@ def softmax_first(logits, ids, prompt_width, mask):
     ],
 )
 def test_a_loss_that_is_finite_and_not_its_gradient_is_told_so(checker, late, seed):
-    """catches: a checker that calls such an answer right, because it looks at gradients only where
-    padding is finite"""
     assert "gradient is NaN" in checker(late, seed).text
     assert all(checker.flows(case) for case in checker.draw(seed))
 
@@ -494,8 +494,8 @@ def test_no_answer_makes_a_checker_raise(seed):
             assert len(verdict.text) > 10 and repr(verdict) and verdict._repr_html_(), kind
 
 
+# catches: a checker that looks at the value alone; a right answer that changes its arguments
 def test_arguments_stay_as_they_were(seed):
-    "catches: a checker that looks at the value alone; a right answer that changes its arguments"
     for one in EXERCISES:
         cases = one.draw(seed)
         if not any(isinstance(x, (torch.Tensor, list, dict)) for x in cases[0].values()):
@@ -513,8 +513,8 @@ def test_arguments_stay_as_they_were(seed):
             assert same(leaves(given), leaves(case), 0.0), one.name
 
 
+# catches: a traceback from inside the checker in a reader's notebook
 def test_a_checker_that_fails_says_so(monkeypatch):
-    "catches: a traceback from inside the checker in a reader's notebook"
     monkeypatch.setattr("rlhf_nb.exercises.engine.difference", raises)
     verdict = GAE(lambda *given: 3.0, 0)
     assert not verdict and "checker itself" in verdict.text and "Odd" in verdict.text
@@ -528,8 +528,8 @@ def test_the_user_may_interrupt():
         GAE(answer)
 
 
+# catches: a check after which the notebook's random numbers are other ones
 def test_chance_is_left_as_it_was():
-    "catches: a check after which the notebook's random numbers are other ones"
     torch.manual_seed(1)
     wanted = torch.rand(2)
     torch.manual_seed(1)
@@ -599,10 +599,10 @@ def test_a_verdict_is_true_or_false():
     assert "○ your turn" in todo._repr_html_() and "not yet" not in todo._repr_html_()
 
 
+# catches: markup from an answer's own error message that runs in the page; a verdict told by its
+# colour alone
 @pytest.mark.parametrize("ok", [True, False])
 def test_a_verdict_is_escaped(ok):
-    """catches: markup from an answer's own error message that runs in the page; a verdict told by
-    its colour alone"""
     nasty = '<script>alert("x")</script> & <b>'
     shown = Verdict(ok, nasty, nasty)._repr_html_()
     assert "<script" not in shown and shown.count(html.escape(nasty)) == 2

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from enum import Enum
+from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
@@ -33,12 +34,8 @@ from rlhf_nb.base.fields import fits
 from rlhf_nb.cli import (
     arguments,
     data,
-    demo,
     judge,
-    plot,
     ppo,
-    preflight,
-    replay,
     reward,
     scoring,
     sft,
@@ -54,17 +51,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TRAINED = ("sft", "reward", "ppo")
 SETTINGS = (*TRAINED, "judge")
 LONG_HELP = (*TRAINED, "preflight")  # two lengths of it
-PARSERS = dict(
-    sft=sft.sft_parser,
-    reward=reward.reward_parser,
-    preflight=preflight.preflight_parser,
-    ppo=ppo.ppo_parser,
-    judge=judge.judge_parser,
-    plot=plot.plot_parser,
-    view=view.view_parser,
-    replay=replay.replay_parser,
-    demo=demo.demo_parser,
-)
+PARSERS = {
+    name: getattr(import_module(f"rlhf_nb.cli.{name}"), f"{name}_parser") for name in cli.COMMANDS
+}
 
 
 def parse(name: str, words: list[str]) -> list:
@@ -159,9 +148,8 @@ def values_of(parsed) -> dict[str, object]:
 def test_every_flag_reaches_its_field(name, how, monkeypatch):
     kinds, wanted = wanted_of(name)
     for kind in kinds:
-        monkeypatch.setattr(
-            kind, "__post_init__", lambda self: None, raising=False
-        )  # combinations are the trainers' matter
+        # combinations are the trainers' matter
+        monkeypatch.setattr(kind, "__post_init__", lambda self: None, raising=False)
     before = values_of(parse(name, []))
     if how == "file":
         settings = {
@@ -276,15 +264,11 @@ def test_the_launchers_say_what_they_are_called():
     kinds = dict(ddp="MULTI_GPU", fsdp2="FSDP", zero2="DEEPSPEED", zero3="DEEPSPEED")
     for name, kind in kinds.items():
         path = cli.RECIPES / f"{name}.yaml"
-        config, first = (
-            load_config_from_file(str(path)),
-            next(line for line in path.read_text().splitlines() if not line.startswith("#")),
-        )
-        assert (
-            config.distributed_type == kind
-            and config.num_processes == 8
-            and first == "num_processes: 8"
-        )
+        config = load_config_from_file(str(path))
+        first = next(line for line in path.read_text().splitlines() if not line.startswith("#"))
+        assert config.distributed_type == kind
+        assert config.num_processes == 8
+        assert first == "num_processes: 8"
         if kind == "DEEPSPEED":
             assert config.deepspeed_config["zero_stage"] == int(name[-1])
         if kind == "FSDP":
@@ -333,13 +317,11 @@ def test_flags_override_the_file():
 def test_a_file_that_cannot_be(capsys, text, said):
     Path("a.yaml").write_text(text)
     code, out, err = say(capsys, "ppo --config a.yaml --output_dir run")
-    assert (
-        code == 2
-        and said in err
-        and err.startswith("rlhf-nb ppo: ")
-        and out == ""
-        and os.listdir() == ["a.yaml"]
-    )
+    assert code == 2
+    assert said in err
+    assert err.startswith("rlhf-nb ppo: ")
+    assert out == ""
+    assert os.listdir() == ["a.yaml"]
 
 
 def test_a_file_that_is_not_there(capsys):
@@ -463,17 +445,8 @@ def test_reward_functions_by_name(monkeypatch):
     for name in ("here_only:f", "here_only.py:f", str(Path("here_only.py").resolve()) + ":f"):
         assert scoring.load_reward_function(name)(["p"], ["r"], a=[1], b=[2]) == [2]
     assert os.getcwd() not in sys.path
-    truth = json.dumps(
-        dict(
-            who="boss",
-            did="sold",
-            what="car",
-            when="monday",
-            why="tired",
-            feeling="sad",
-            question="sue",
-        )
-    )
+    facts = "who=boss did=sold what=car when=monday why=tired feeling=sad question=sue"
+    truth = json.dumps(dict(fact.split("=") for fact in facts.split()))
     assert scoring.load_reward_function("gold")(
         ["p", "p"], [" my boss sold my car.", " my boss sold my tent."], facts=[truth, truth]
     ) == [3.0, 0.0]
@@ -503,7 +476,7 @@ def test_an_engine_by_name_is_what_samples(parts, capsys):
     assert say(capsys, line + "mine.py:make --num_sample_generations 0")[0] == 0
     assert Path("sampled").read_text() == "8 "
     for words, said in (
-        ("mine.py:nothing", "mine.py:nothing returned a PPOConfig"),
+        ("mine.py:nothing", "mine.py:nothing returned a PPOConfig: "),
         ("mine.py:none", "mine.py has no function none"),
         ("mine", "give module:function or file.py:function"),
         ("mine.py:make --use_vllm", "--engine and --use_vllm both say who samples"),
@@ -568,10 +541,8 @@ def test_ppo_is_given_what_the_flags_say(parts, monkeypatch, tmp_path):
         "gold_points",
         "own",
     ]
-    assert (
-        scorer_head(seen["value_model"]).weight.abs().max() == 0
-        and scorer_head(seen["reward_model"][0]).weight.abs().max() > 0
-    )
+    assert scorer_head(seen["value_model"]).weight.abs().max() == 0
+    assert scorer_head(seen["reward_model"][0]).weight.abs().max() > 0
     lora = seen["peft_config"]
     assert (
         lora.r,
@@ -580,12 +551,10 @@ def test_ppo_is_given_what_the_flags_say(parts, monkeypatch, tmp_path):
         lora.task_type,
         seen["value_peft_config"],
     ) == (3, 5, "all-linear", "CAUSAL_LM", None)
-    assert (
-        len(seen["train_dataset"]) == 24
-        and len(seen["eval_dataset"]) == 5
-        and seen["reward_processing_class"].name_or_path == f"{parts}/reward"
-        and "facts" in seen["train_dataset"].column_names
-    )
+    assert len(seen["train_dataset"]) == 24
+    assert len(seen["eval_dataset"]) == 5
+    assert seen["reward_processing_class"].name_or_path == f"{parts}/reward"
+    assert "facts" in seen["train_dataset"].column_names
 
 
 # catches: a dtype that is not passed on, an adapter without its task, rows that are too long kept,
@@ -606,15 +575,11 @@ def test_sft_and_reward_are_given_what_the_flags_say(parts, monkeypatch, capsys)
         f"--dataset_name {parts}/rows.jsonl --model_name_or_path {parts}/sft --dtype bfloat16 "
         f"--attn_implementation eager --max_prompt_length {most}",
     )
-    assert (
-        seen["model"].dtype == torch.bfloat16
-        and seen["model"].config._attn_implementation == "eager"
-        and seen["eval_dataset"] is None
-    )
-    assert (
-        len(seen["train_dataset"]) == sum(n <= most for n in lengths) < 24
-        and "too long" in capsys.readouterr().out
-    )
+    assert seen["model"].dtype == torch.bfloat16
+    assert seen["model"].config._attn_implementation == "eager"
+    assert seen["eval_dataset"] is None
+    assert len(seen["train_dataset"]) == sum(n <= most for n in lengths) < 24
+    assert "too long" in capsys.readouterr().out
     seen = given(
         monkeypatch,
         "reward",
@@ -624,11 +589,9 @@ def test_sft_and_reward_are_given_what_the_flags_say(parts, monkeypatch, capsys)
     from rlhf_nb.world import edit_pairs, mini_tldr
 
     world = mini_tldr(5, 7, 1, 3)
-    assert (
-        seen["train_dataset"].to_list() == edit_pairs(world["train"], 5).to_list()
-        and len(seen["eval_dataset"]) == 3
-        and seen["model"].dtype == torch.bfloat16
-    )
+    assert seen["train_dataset"].to_list() == edit_pairs(world["train"], 5).to_list()
+    assert len(seen["eval_dataset"]) == 3
+    assert seen["model"].dtype == torch.bfloat16
     assert seen["peft_config"].task_type == "SEQ_CLS" and seen["model"].config.num_labels == 1
 
 
@@ -706,10 +669,8 @@ def test_rows_come_from_everywhere(parts, tmp_path):
     loaded = data.load_rows("mini_tldr", None, 3, ["train[:9]", "test"])
     for split, n in (("train[:9]", 9), ("test", 2000)):
         rows = data.take(loaded, split)
-        assert (
-            len(rows) == n
-            and rows["prompt"][:9] == mini_tldr(3, 9, 1, 9)[split.split("[")[0]]["prompt"][:9]
-        )
+        assert len(rows) == n
+        assert rows["prompt"][:9] == mini_tldr(3, 9, 1, 9)[split.split("[")[0]]["prompt"][:9]
     assert data.load_rows("mini_tldr", None, 0, ["train[1%:2%]"]).num_rows == dict(
         train=24_000, validation=1_000, test=2_000
     )
@@ -773,24 +734,18 @@ def test_the_published_judging_run(parts, capsys, endpoint, monkeypatch):
         "--dataset_name rows.jsonl --response_length 4 --prices 1000 1000 --output out/all.csv"
     )
     code, out, _ = say(capsys, line)
-    assert (
-        code == 0
-        and out.splitlines()[-1] == "Model win rate: 33.00% (95% interval 24.6 to 42.7)"
-        and "cost 2.2000" in out
-    )
-    assert (
-        len(endpoint.asked) == 200 and len(Path("judgings.jsonl").read_text().splitlines()) == 200
-    )
+    assert code == 0
+    assert out.splitlines()[-1] == "Model win rate: 33.00% (95% interval 24.6 to 42.7)"
+    assert "cost 2.2000" in out
+    assert len(endpoint.asked) == 200
+    assert len(Path("judgings.jsonl").read_text().splitlines()) == 200
     table = pd.read_csv("out/all.csv", keep_default_na=False)
-    assert table["verdict"].tolist() == [1.0] * 33 + [0.0] * 67 and set(table["compared with"]) == {
-        " REFERENCE"
-    }
+    assert table["verdict"].tolist() == [1.0] * 33 + [0.0] * 67
+    assert set(table["compared with"]) == {" REFERENCE"}
     code, out, _ = say(capsys, line + " --one_order")
-    assert (
-        code == 0
-        and out.splitlines()[-1].startswith("Model win rate: 33.00%")
-        and len(endpoint.asked) == 200
-    )
+    assert code == 0
+    assert out.splitlines()[-1].startswith("Model win rate: 33.00%")
+    assert len(endpoint.asked) == 200
 
 
 def test_other_judges(parts, capsys):
@@ -799,12 +754,10 @@ def test_other_judges(parts, capsys):
         "--response_length 6 --batch_size 7 --judge_model "
     )
     code, out, _ = say(capsys, both + "gold")
-    assert (
-        code == 0
-        and re.search(r"^Model win rate: [\d.]+% \(95% interval", out.splitlines()[-1])
-        and "gold judge" in out
-        and "Pairs: 24" in out
-    )
+    assert code == 0
+    assert re.search(r"^Model win rate: [\d.]+% \(95% interval", out.splitlines()[-1])
+    assert "gold judge" in out
+    assert "Pairs: 24" in out
     code, out, _ = say(capsys, both + f"{parts}/reward --opponent_name_or_path {parts}/sft")
     assert (
         code == 0 and out.splitlines()[-1].startswith("Model win rate: 50.00%") and "ties 24" in out
@@ -912,21 +865,11 @@ def test_a_run_that_turned_to_nan_leaves_a_gap():
 
 def write_run(folder, scores, name="trainer_state.json", start=64):
     Path(folder).mkdir(parents=True, exist_ok=True)
-    history = [
-        row
-        for i, score in enumerate(scores)
-        for row in (
-            {
-                "objective/scores": score,
-                "val/ratio": 1.0,
-                "loss/policy_avg": 0.1,
-                "episode": start * (i + 1),
-                "step": i + 1,
-                "time/update": 2.0,
-            },
-            {"eval_score": score / 2, "step": i + 1, "epoch": 0.5},
-        )
-    ]
+    history = []
+    for step, score in enumerate(scores, 1):
+        row = {"objective/scores": score, "val/ratio": 1.0, "loss/policy_avg": 0.1}
+        history.append(row | {"episode": start * step, "step": step, "time/update": 2.0})
+        history.append({"eval_score": score / 2, "step": step, "epoch": 0.5})
     Path(folder, name).write_text(json.dumps(dict(log_history=history)))
 
 
@@ -1013,11 +956,9 @@ def test_the_figure():
         "objective/scores",
     ] and "from the least to the most" in figure.get_suptitle()
     axis = figure.axes[1]
-    assert (
-        [line.get_ydata().tolist() for line in axis.get_lines()] == [[2, 3, 4], [7, 8, 9]]
-        and axis.get_xlabel() == "episode"
-        and axis.get_lines()[0].get_xdata().tolist() == [64, 128, 192]
-    )
+    assert [line.get_ydata().tolist() for line in axis.get_lines()] == [[2, 3, 4], [7, 8, 9]]
+    assert axis.get_xlabel() == "episode"
+    assert axis.get_lines()[0].get_xdata().tolist() == [64, 128, 192]
     band = axis.collections[0].get_paths()[0].vertices[:, 1]
     assert (band.min(), band.max(), len(axis.collections)) == (1, 5, 1)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a (2 runs)", "b"]
@@ -1028,12 +969,10 @@ def test_the_plot_command(capsys):
     for seed, scores in enumerate([[1.0, 2, 3], [3.0, 4, 5]]):
         write_run(f"a_seed{seed}", scores)
     code, out, _ = say(capsys, "plot a_seed0 a_seed1 --output figures/all")
-    assert (
-        code == 0
-        and Path("figures/all.png").read_bytes()[:4] == b"\x89PNG"
-        and "3 metrics of 2 runs in figures/all.png" in out
-        and sorted(os.listdir("figures")) == ["all.png", "all.svg"]
-    )
+    assert code == 0
+    assert Path("figures/all.png").read_bytes()[:4] == b"\x89PNG"
+    assert "3 metrics of 2 runs in figures/all.png" in out
+    assert sorted(os.listdir("figures")) == ["all.png", "all.svg"]
     first = Path("figures/all.svg").read_text()
     assert (
         say(capsys, "plot a_seed0 a_seed1 --output figures/all")[0] == 0
@@ -1112,8 +1051,7 @@ def test_prompts_are_cut_between_words(text, shown):
 # catches: text of a model that runs as script, one update of three, a browser that opens unasked,
 # ranks left out or shown twice
 def test_view(ppo, capsys, monkeypatch):
-    trainer = ppo(save_rollouts=True, output_dir=str(Path("run").resolve()))
-    trainer.train()
+    ppo.trained(save_rollouts=True, output_dir=str(Path("run").resolve()))
     path = sorted(Path("run/rollouts").iterdir())[1]
     from rlhf_nb.rollout import Rollout
 
@@ -1127,17 +1065,13 @@ def test_view(ppo, capsys, monkeypatch):
     monkeypatch.setattr(view.webbrowser, "open", lambda address: opened.append(address) or True)
     code, out, _ = say(capsys, "view run --episodes 2")
     page, data = page_of_view()
-    assert (
-        code == 0
-        and opened == [Path("run/rollouts.html").resolve().as_uri()]
-        and "run/rollouts.html" in out
-    )
-    assert (
-        page.count("<script") == 2
-        and "<b>bold" not in page
-        and [one["name"] for one in data["updates"]] == ["0", "1", "2"]
-        and "Content-Security-Policy" in page
-    )
+    assert code == 0
+    assert opened == [Path("run/rollouts.html").resolve().as_uri()]
+    assert "run/rollouts.html" in out
+    assert page.count("<script") == 2
+    assert "<b>bold" not in page
+    assert [one["name"] for one in data["updates"]] == ["0", "1", "2"]
+    assert "Content-Security-Policy" in page
     header, _ = unpacked(data["updates"][1]["packed"])
     assert header["episodes"] == [0, 1] and "<b>" in header["answers"][0]
     assert say(capsys, "view run --no-browser --update 0 2")[0] == 0 and len(opened) == 1
@@ -1159,13 +1093,11 @@ def test_view(ppo, capsys, monkeypatch):
         assert code and "lam" in err
     Path("run/rollouts.html").unlink()
     code, out, _ = say(capsys, "view run --terminal --update 1 --episodes 3")
-    assert (
-        code == 0
-        and "Update 1" in out
-        and "[red]" in out
-        and not Path("run/rollouts.html").exists()
-        and out.count("stopped") + out.count("cut off") == 3
-    )
+    assert code == 0
+    assert "Update 1" in out
+    assert "[red]" in out
+    assert not Path("run/rollouts.html").exists()
+    assert out.count("stopped") + out.count("cut off") == 3
     code, out, _ = say(capsys, "view run --terminal")
     assert code == 0 and "Update 2" in out and "Update 1" not in out
     code, _, err = say(capsys, "view run --update 7")
@@ -1183,9 +1115,8 @@ def test_the_page_of_a_demo_begins_with_its_result(ppo, capsys):
     capsys.readouterr()
     Path("run/demo.json").write_text("{}")
     code, out, _ = say(capsys, "view run --no-browser --output result.html")
-    assert (code, out) == (0, "rlhf-nb view: result.html\n") and not list(
-        Path("run").glob("*.html")
-    )
+    assert (code, out) == (0, "rlhf-nb view: result.html\n")
+    assert not list(Path("run").glob("*.html"))
     page = Path("result.html").read_text()
     assert page.index("<h1>Run run</h1>") < page.index("No verdict yet") < page.index('id="app"')
 
@@ -1302,27 +1233,20 @@ def test_the_pipeline_as_it_is_typed(run):
             for f in ("model.safetensors", "config.json", "tokenizer.json", "trainer_state.json")
             if not (folder / name / f).is_file()
         ]
-    assert (
-        re.match(r"Model win rate: [\d.]+% \(95% interval", parts[4].splitlines()[-1])
-        and "curves.png" in parts[5]
-        and "ppo_seed0/rollouts.html" in parts[6]
-    )
+    assert re.match(r"Model win rate: [\d.]+% \(95% interval", parts[4].splitlines()[-1])
+    assert "curves.png" in parts[5]
+    assert "ppo_seed0/rollouts.html" in parts[6]
     history = json.loads((folder / "reward" / "trainer_state.json").read_text())["log_history"]
-    assert (
-        any("eval_accuracy" in row for row in history)
-        and "was subtracted from every score" in parts[1]
-    )
-    assert (
-        len(list((folder / "ppo_seed1" / "rollouts").iterdir())) == 3
-        and (folder / "curves.svg").is_file()
-        and not list(folder.rglob("*.partial"))
-    )
+    assert any("eval_accuracy" in row for row in history)
+    assert "was subtracted from every score" in parts[1]
+    assert len(list((folder / "ppo_seed1" / "rollouts").iterdir())) == 3
+    assert (folder / "curves.svg").is_file()
+    assert not list(folder.rglob("*.partial"))
     from rlhf_nb.rollout import Rollout
 
     first = Rollout.load(folder / "ppo_seed1" / "rollouts" / "update-00000.safetensors")
-    assert (first.scores[~first.stopped] == -1).all() and (
-        ~first.stopped
-    ).any()  # the EOS trick in its other form
+    # the EOS trick in its other form
+    assert (first.scores[~first.stopped] == -1).all() and (~first.stopped).any()
 
 
 LONELY = """
@@ -1368,10 +1292,8 @@ def test_what_was_saved_loads_with_transformers_alone(run, monkeypatch, alone):
             load_scorer(str(folder / "reward")), ids, torch.ones_like(ids).bool()
         )
     assert torch.allclose(logits, torch.tensor(found["ppo_seed0"]), atol=1e-6)
-    assert (
-        found["reward/centre"] != 0
-        and abs(found["reward"][-1] - found["reward/centre"] - float(score)) < 1e-6
-    )
+    assert found["reward/centre"] != 0
+    assert abs(found["reward"][-1] - found["reward/centre"] - float(score)) < 1e-6
     assert not torch.equal(logits, load_policy(str(folder / "sft"))(input_ids=ids).logits.flatten())
 
 
@@ -1380,29 +1302,18 @@ def test_what_was_saved_loads_with_transformers_alone(run, monkeypatch, alone):
 
 # catches: a recipe whose setting stays beside its opposite, which was typed
 @pytest.mark.parametrize(
-    "recipe, typed, name, value, gone",
+    "recipe, typed, value",
     [
-        (
-            "missing_eos_penalty: 1.0",
-            "--non_eos_penalty",
-            "non_eos_penalty",
-            True,
-            "missing_eos_penalty",
-        ),
-        (
-            "non_eos_penalty: true",
-            "--missing_eos_penalty 2",
-            "missing_eos_penalty",
-            2.0,
-            "non_eos_penalty",
-        ),
-        ("stop_token: eos", "--stop_token_id 5", "stop_token_id", [5], "stop_token"),
-        ("stop_strings: [a, b]", "--stop_token=eos", "stop_token", "eos", "stop_strings"),
-        ("total_episodes: 64", "--num_train_epochs 2", "num_train_epochs", 2.0, "total_episodes"),
-        ("max_steps: 3", "--total_episodes 64", "total_episodes", 64, "max_steps"),
+        ("missing_eos_penalty: 1.0", "--non_eos_penalty", True),
+        ("non_eos_penalty: true", "--missing_eos_penalty 2", 2.0),
+        ("stop_token: eos", "--stop_token_id 5", [5]),
+        ("stop_strings: [a, b]", "--stop_token=eos", "eos"),
+        ("total_episodes: 64", "--num_train_epochs 2", 2.0),
+        ("max_steps: 3", "--total_episodes 64", 64),
     ],
 )
-def test_an_option_replaces_its_opposite_in_a_recipe(tmp_path, recipe, typed, name, value, gone):
+def test_an_option_replaces_its_opposite_in_a_recipe(tmp_path, recipe, typed, value):
+    gone, name = recipe.split(":")[0], re.match(r"--(\w+)", typed)[1]
     (tmp_path / "r.yaml").write_text(f"{recipe}\nkl_coef: 0.25\n")
     words = ["--config", str(tmp_path / "r.yaml"), "--output_dir", "o", *typed.split()]
     options = ppo.ppo_parser().read(words)
@@ -1414,14 +1325,8 @@ def test_an_option_replaces_its_opposite_in_a_recipe(tmp_path, recipe, typed, na
 
 def test_a_switch_that_is_off_replaces_nothing(tmp_path):
     (tmp_path / "r.yaml").write_text("missing_eos_penalty: 1.0\n")
-    words = [
-        "--config",
-        str(tmp_path / "r.yaml"),
-        "--output_dir",
-        "o",
-        "--non_eos_penalty",
-        "False",
-    ]
+    words = ["--config", str(tmp_path / "r.yaml"), "--output_dir", "o"]
+    words += ["--non_eos_penalty", "False"]
     assert ppo.ppo_parser().read(words).missing_eos_penalty == 1.0
 
 

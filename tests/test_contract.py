@@ -16,92 +16,61 @@ from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.training.model_loading import tiny_policy
 
 # trl 1.12.0, trl.experimental.ppo.PPOConfig
-PUBLISHED = dict(
-    learning_rate=3e-6,
-    dataset_num_proc=None,
-    num_mini_batches=1,
-    total_episodes=None,
-    local_rollout_forward_batch_size=64,
-    num_sample_generations=10,
-    response_length=53,
-    stop_token=None,
-    stop_token_id=None,
-    temperature=0.7,
-    missing_eos_penalty=None,
-    sft_model_path="EleutherAI/pythia-160m",
-    reward_model_path="EleutherAI/pythia-160m",
-    num_ppo_epochs=4,
-    whiten_rewards=False,
-    kl_coef=0.05,
-    kl_estimator="k1",
-    cliprange=0.2,
-    vf_coef=0.1,
-    cliprange_value=0.2,
-    gamma=1.0,
-    lam=0.95,
-    ds3_gather_for_generation=True,
-    model_adapter_name=None,
-    ref_adapter_name=None,
-    push_to_hub=False,
-    logging_steps=10,
-)
-# what is new leaves the published behaviour as it was
-NEW = dict(
-    offload_frozen=False,
-    reward_level="response",
-    step_separator="\n",
-    use_vllm=False,
-    vllm_gpu_memory_utilization=0.3,
-    vllm_max_model_length=None,
-    vllm_enable_sleep_mode=False,
-    importance_sampling_correction=True,
-    importance_sampling_cap=2.0,
-    non_eos_penalty=False,
-    normalize_scores=False,
-    score_clip=None,
-    kl_controller="fixed",
-    bootstrap_truncated=False,
-    cliprange_high=None,
-    dual_clip=None,
-    entropy_coef=0.0,
-    target_kl=None,
-    value_warmup_updates=0,
-    value_learning_rate=None,
-    top_k=0,
-    top_p=1.0,
-    stop_strings=None,
-    num_generations=1,
-    share_value_trunk=False,
-    save_merged=False,
-    save_value_model=False,
-    resize_embeddings=False,
-    save_rollouts=False,
-    save_start=False,
-    reward_weights=None,
-    reward_aggregation="sum",
-    reward_variance_coef=1.0,
-    reward_center="group",
-    trim_padding=None,
-    micro_batch_tokens=None,
-    overwrite_output_dir=False,
-    resume_anyway=None,
-    advantage_estimator="gae",
-    kl_in="reward",
-    loss_aggregation="token_mean",
-    importance_level="token",
-    lam_value=None,
-    lam_length_alpha=None,
-)
+PUBLISHED = {  # a setting, or several of one default
+    "learning_rate": 3e-6,
+    "dataset_num_proc total_episodes stop_token stop_token_id missing_eos_penalty": None,
+    "model_adapter_name ref_adapter_name": None,
+    "num_mini_batches": 1,
+    "local_rollout_forward_batch_size": 64,
+    "num_sample_generations logging_steps": 10,
+    "response_length": 53,
+    "temperature": 0.7,
+    "sft_model_path reward_model_path": "EleutherAI/pythia-160m",
+    "num_ppo_epochs": 4,
+    "whiten_rewards push_to_hub": False,
+    "kl_coef": 0.05,
+    "kl_estimator": "k1",
+    "cliprange cliprange_value": 0.2,
+    "vf_coef": 0.1,
+    "gamma": 1.0,
+    "lam": 0.95,
+    "ds3_gather_for_generation": True,
+}
+NEW = {  # what is new leaves the published behaviour as it was
+    "offload_frozen use_vllm vllm_enable_sleep_mode non_eos_penalty normalize_scores": False,
+    "bootstrap_truncated share_value_trunk save_merged save_value_model resize_embeddings": False,
+    "save_rollouts save_start overwrite_output_dir": False,
+    "vllm_max_model_length score_clip cliprange_high dual_clip target_kl": None,
+    "value_learning_rate stop_strings reward_weights trim_padding micro_batch_tokens": None,
+    "resume_anyway lam_value lam_length_alpha": None,
+    "reward_level": "response",
+    "step_separator": "\n",
+    "vllm_gpu_memory_utilization": 0.3,
+    "importance_sampling_correction": True,
+    "importance_sampling_cap": 2.0,
+    "kl_controller": "fixed",
+    "entropy_coef": 0.0,
+    "value_warmup_updates top_k": 0,
+    "top_p reward_variance_coef": 1.0,
+    "num_generations": 1,
+    "reward_aggregation": "sum",
+    "reward_center": "group",
+    "advantage_estimator": "gae",
+    "kl_in": "reward",
+    "loss_aggregation": "token_mean",
+    "importance_level": "token",
+}
+DEFAULTS = {name: x for names, x in (PUBLISHED | NEW).items() for name in names.split()}
 
 
 # catches: a field that was renamed, a default that moved
 def test_the_published_fields_and_defaults(tmp_path):
     args = PPOConfig(str(tmp_path), use_cpu=True)
-    assert {name: getattr(args, name) for name in PUBLISHED | NEW} == PUBLISHED | NEW
+    assert {name: getattr(args, name) for name in DEFAULTS} == DEFAULTS
     ours = {f.name for f in dataclasses.fields(PPOConfig)} - {
         f.name for f in dataclasses.fields(TrainingArguments)
     }
-    told = set(PUBLISHED) | set(NEW) | {"penalty_reward_value", "kl_target", "kl_horizon"}
+    told = set(DEFAULTS) | {"penalty_reward_value", "kl_target", "kl_horizon"}
     assert ours <= told, f"fields that nothing is said of here: {ours - told}"
 
 
@@ -184,7 +153,7 @@ def test_every_model_may_be_a_folder(ppo, letters, tmp_path):
         letters.save_pretrained(tmp_path / name)
 
     def trained(**how) -> PPOTrainer:
-        trainer = ppo(
+        trainer = ppo.trained(
             how["reward"],
             model=how["policy"],
             parts=dict(ref_model=how["ref"], value_model=how["value"])
@@ -192,7 +161,6 @@ def test_every_model_may_be_a_folder(ppo, letters, tmp_path):
             save_rollouts=True,
             total_episodes=16,
         )
-        trainer.train()
         return trainer
 
     by_name = trained(**{name: str(tmp_path / name) for name in parts}, tokenizer=False)
@@ -219,30 +187,24 @@ def test_steps_without_a_batch_walk_through_the_prompts(ppo):
     trainer = ppo(judge, data=data)
     for _ in range(4):
         metrics = trainer.step()
-    assert (
-        sorted(seen[:24]) == sorted(data["prompt"])
-        and seen[:24] != data["prompt"]
-        and len(seen) == 32
-        and metrics["episode"] == 32
-    )
+    assert sorted(seen[:24]) == sorted(data["prompt"])
+    assert seen[:24] != data["prompt"]
+    assert len(seen) == 32
+    assert metrics["episode"] == 32
 
 
 def test_what_comes_back_shows_itself(ppo):
     trainer = ppo()
     r = trainer.score(trainer.rollout(PROMPTS[:8]))
     lines = str(r).splitlines()
-    assert (
-        lines[0] == repr(r)
-        and len(lines) == 10
-        and {"prompt", "response", "length", "stopped", "kl", "score"} <= set(lines[1].split())
-    )
+    assert lines[0] == repr(r)
+    assert len(lines) == 10
+    assert {"prompt", "response", "length", "stopped", "kl", "score"} <= set(lines[1].split())
     assert "<table" in r._repr_html_()
     metrics = trainer.update(trainer.advantages(r))
-    assert (
-        "<table" in metrics._repr_html_()
-        and "approxkl_avg" in metrics._repr_html_()
-        and isinstance(metrics, dict)
-    )
+    assert "<table" in metrics._repr_html_()
+    assert "approxkl_avg" in metrics._repr_html_()
+    assert isinstance(metrics, dict)
 
 
 # catches: a copy of weights that lie in parts, which is a model of empty tensors

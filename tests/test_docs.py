@@ -132,11 +132,9 @@ def test_the_menu_has_every_page_in_its_place(soups):
         ]
         for caption in menu.select(".caption")
     }
-    assert (
-        list(found)[:1] == ["Start here"]
-        and list(found)[-1] == "API"
-        and found["API"] == ["api/index", *(f"api/{m}" for m in [*in_order(), *PLAIN])]
-    )
+    assert list(found)[:1] == ["Start here"]
+    assert list(found)[-1] == "API"
+    assert found["API"] == ["api/index", *(f"api/{m}" for m in [*in_order(), *PLAIN])]
     for section, folder in SECTIONS.items():
         names = [name for name in PAGES if NOTEBOOKS[name].parent.name == folder]
         wanted = sorted(names, key=lambda name: (name not in ("index", "course"), name))
@@ -289,9 +287,8 @@ def test_a_class_is_shown_whole_and_alone(soups):
             "resize_embeddings",
         ):
             assert said(field.metadata["help"]) in said(config)
-    assert "adam_beta1" not in config.get_text() and "kl_coef: NotNegative = 0.05" in said(
-        config
-    ).replace(" :", ":")
+    assert "adam_beta1" not in config.get_text()
+    assert "kl_coef: NotNegative = 0.05" in said(config).replace(" :", ":")
     methods = {
         dt["id"].rpartition(".")[2]
         for dt in soups["api/rollout"].select(f"dt[id^='{LIB}.rollout.Rollout.']")
@@ -471,11 +468,9 @@ def test_what_is_wrong_does_not_go_through(builds, what):
 # catches: a link into the repository that stays relative, a heading that cannot be linked to
 def test_links_of_a_good_page_lead_where_they_should(builds):
     page = (builds["nothing"].result()[1] / "site" / "01_good.html").read_text(encoding="utf-8")
-    assert (
-        'href="https://github.com/rlhf-nb/rlhf_nb/blob/main/settings.ini"' in page
-        and 'href="#a-part"' in page
-        and 'href="index.html"' in page
-    )
+    assert 'href="https://github.com/rlhf-nb/rlhf_nb/blob/main/settings.ini"' in page
+    assert 'href="#a-part"' in page
+    assert 'href="index.html"' in page
 
 
 # catches: a folder of somebody's work that is removed to make room
@@ -483,11 +478,9 @@ def test_a_folder_that_is_no_site_is_left_alone(tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "thesis.txt").write_text("mine")
     done = built(small(tmp_path / "root"), tmp_path)
-    assert (
-        done.returncode
-        and "holds no site" in done.stderr
-        and (tmp_path / "site" / "thesis.txt").read_text() == "mine"
-    )
+    assert done.returncode
+    assert "holds no site" in done.stderr
+    assert (tmp_path / "site" / "thesis.txt").read_text() == "mine"
 
 
 # catches: a page that is built, and that no menu leads to

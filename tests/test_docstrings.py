@@ -100,10 +100,8 @@ def test_the_tokenizer_is_one_for_ppo(bpe, tmp_path):
     )
     bpe.save_pretrained(tmp_path)
     again, text = AutoTokenizer.from_pretrained(tmp_path), " <eos> , x"
-    assert (
-        again(text)["input_ids"] == bpe(text)["input_ids"]
-        and again.decode(again(text)["input_ids"]) == text
-    )
+    assert again(text)["input_ids"] == bpe(text)["input_ids"]
+    assert again.decode(again(text)["input_ids"]) == text
     assert again(["a", " the value"], padding=True)["input_ids"][0][0] == bpe.pad_token_id
     assert bpe.decode([*bpe("a")["input_ids"], bpe.eos_token_id], skip_special_tokens=True) == "a"
     with pytest.raises(ValueError, match="at least 258"):

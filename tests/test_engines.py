@@ -154,9 +154,8 @@ def test_only_our_own_rules_end_a_row(engine, policy):
     torch.manual_seed(0)
     drawn, _ = engine.generate(*[x.repeat(6, 1) for x in prompts()], Sampling(8, 0, (4,), 2.0))
     ended = drawn.response_ids.gather(1, drawn.mask.sum(1, keepdim=True) - 1)[:, 0]
-    assert (drawn.response_ids[:, :-1] == 1)[
-        drawn.mask[:, 1:]
-    ].any()  # an EOS in the middle of a row
+    # an EOS in the middle of a row
+    assert (drawn.response_ids[:, :-1] == 1)[drawn.mask[:, 1:]].any()
     assert torch.equal(drawn.stopped, ended == 4) and (drawn.mask.sum(1)[~drawn.stopped] == 8).all()
 
 
@@ -190,15 +189,10 @@ def test_it_sleeps_between_rollouts(vllm, policy, letters):
         engine.sync(policy)
         engine.generate(*prompts(), Sampling(3, 0))
         assert engine.llm.core.asleep
-    assert engine.llm.calls == [
-        "reload_weights",
-        "generate",
-        "sleep",
-        "wake_up",
-        "reload_weights",
-        "generate",
-        "sleep",
-    ]
+    assert (
+        engine.llm.calls
+        == "reload_weights generate sleep wake_up reload_weights generate sleep".split()
+    )
 
 
 # ---- Answers that do not fit the request ----
@@ -275,10 +269,8 @@ def test_every_sampling_default_of_vllm_is_named():
         "top_k",
         "min_p",
     } <= set(settings)
-    assert (
-        request(Sampling(4, 0, temperature=0.005), 3)["temperature"] == 0
-        and request(Sampling(4, 0, temperature=0.01), 3)["temperature"] == 0.01
-    )
+    assert request(Sampling(4, 0, temperature=0.005), 3)["temperature"] == 0
+    assert request(Sampling(4, 0, temperature=0.01), 3)["temperature"] == 0.01
 
 
 # catches: the likeliest token's log-prob for the drawn one's, where an engine returns several; a
@@ -377,9 +369,8 @@ def test_names_are_those_of_a_checkpoint(policy, tmp_path):
         names = sorted(file.keys())
     assert "embed_out.weight" in names  # and lm_head.weight in memory
     policy.gpt_neox.layers[0] = checkpoint_wrapper(policy.gpt_neox.layers[0])
-    assert sorted(name for name, _ in policy_weights(policy)) == names and not any(
-        x.requires_grad for _, x in policy_weights(policy)
-    )
+    assert sorted(name for name, _ in policy_weights(policy)) == names
+    assert not any(x.requires_grad for _, x in policy_weights(policy))
 
 
 # ---- The correction ----
@@ -396,11 +387,9 @@ def real(shape, low=-30.0, high=0.0):
 # catches: upside down; no exponential; truncated from below too; dropped where it should be capped;
 # padding that counts
 def test_weights_by_hand():
-    ours, theirs, mask = (
-        tensor([[0.4, 0.2, 0.3, 0.5]]).log(),
-        tensor([[0.5, 0.2, 0.1, 0.1]]).log(),
-        tensor([[True, True, True, False]]),
-    )
+    ours = tensor([[0.4, 0.2, 0.3, 0.5]]).log()
+    theirs = tensor([[0.5, 0.2, 0.1, 0.1]]).log()
+    mask = tensor([[True, True, True, False]])
     assert_close(importance_weights(ours, theirs, mask), tensor([[0.8, 1.0, 2.0, 0.0]]))
     assert_close(importance_weights(ours, theirs, mask, cap=None), tensor([[0.8, 1.0, 3.0, 0.0]]))
     sums = mismatch(ours, theirs, mask)
@@ -416,11 +405,9 @@ def test_weights_by_hand():
 @given(real((6, 9), -4, 4), real((6, 9), -4, 4), real((6, 9), -5, 5))
 @settings(max_examples=40, deadline=None)
 def test_unbiased_without_truncation(theirs, ours, worth):
-    theirs, ours, every = (
-        theirs.double().log_softmax(-1),
-        ours.double().log_softmax(-1),
-        torch.ones(6, 9).bool(),
-    )
+    theirs = theirs.double().log_softmax(-1)
+    ours = ours.double().log_softmax(-1)
+    every = torch.ones(6, 9).bool()
     under_engine = (theirs.exp() * importance_weights(ours, theirs, every, cap=None) * worth).sum(
         -1
     )
@@ -443,10 +430,8 @@ def test_padding_and_hostile_numbers_do_no_harm(ours, theirs, dirt):
         )
     )
     assert_close(clean, dirty)
-    assert (
-        torch.isfinite(importance_weights(ours * 1e4, theirs, mask, None)).all()
-        and importance_weights(ours.bfloat16(), theirs.bfloat16(), mask).dtype == torch.float32
-    )
+    assert torch.isfinite(importance_weights(ours * 1e4, theirs, mask, None)).all()
+    assert importance_weights(ours.bfloat16(), theirs.bfloat16(), mask).dtype == torch.float32
     assert torch.isfinite(
         torch.stack(list(mismatch(tensor([[0.0]]), tensor([[0.0]]), tensor([[False]])).values()))
     ).all()
@@ -507,12 +492,10 @@ def test_a_run_with_vllm_samples_from_every_updates_policy(vllm, run, letters):
     history = logs(trainer)
     assert len(history) == 4 and trainer.engine.llm.calls == ["reload_weights", "generate"] * 4
     for log in history:
-        assert (
-            abs(log["sampling/weight"] - 1) < 1e-5
-            and log["sampling/kl"] < 1e-9
-            and log["sampling/weight_max"] < 1 + 1e-4
-            and log["sampling/capped"] == 0
-        )
+        assert abs(log["sampling/weight"] - 1) < 1e-5
+        assert log["sampling/kl"] < 1e-9
+        assert log["sampling/weight_max"] < 1 + 1e-4
+        assert log["sampling/capped"] == 0
     assert all(log["policy/grad_norm"] > 0 for log in history)
 
 
@@ -564,10 +547,8 @@ def test_the_correction_reaches_the_gradient(vllm, run, letters):
 # state that an evaluation moves on
 def test_an_engine_completes_as_the_own_sampler_does(vllm, letters):
     policy = changed(tiny_policy(letters, 0, **PPO_SIZES)).eval()
-    engine, prompts = (
-        VLLMEngine(policy, letters, dtype=torch.float32),
-        [f"{'a b ' * (i % 3)}c d" for i in range(7)],
-    )
+    engine = VLLMEngine(policy, letters, dtype=torch.float32)
+    prompts = [f"{'a b ' * (i % 3)}c d" for i in range(7)]
     engine.sync(policy)
     ask = lambda temperature, **how: complete(
         policy, letters, prompts, 5, temperature, batch_size=3, **how
@@ -581,40 +562,32 @@ def test_an_engine_completes_as_the_own_sampler_does(vllm, letters):
         policy, letters, ["c d"] * 6, 5, 1.0, batch_size=3, seed=0, engine=engine
     ).texts
     assert twice[:3] != twice[3:]  # the next batch has other seeds
-    ask(
-        1.0, engine=engine
-    )  # without a seed of its own it takes the global random state's, as the own sampler does
+    # without a seed of its own it takes the global random state's, as the own sampler does
+    ask(1.0, engine=engine)
     assert not torch.equal(before, torch.get_rng_state())
 
 
 # catches: completions by the package's own sampler, slow and beside the engine in memory, or by the
 # engine with the weights of the last rollout
 def test_vllm_writes_the_completions_too(vllm, ppo):
-    trainer = ppo(use_vllm=True, learning_rate=1e-2, total_episodes=16)
-    trainer.train()
+    trainer = ppo.trained(use_vllm=True, learning_rate=1e-2, total_episodes=16)
     assert trainer.engine.llm.calls == ["reload_weights", "generate"] * 2
-    stale, before = (
-        {name: x.clone() for name, x in trainer.engine.llm.core.model.state_dict().items()},
-        torch.get_rng_state(),
-    )
+    stale = {name: x.clone() for name, x in trainer.engine.llm.core.model.state_dict().items()}
+    before = torch.get_rng_state()
     calls = []
     handle = trainer.model.policy.register_forward_hook(lambda *_: calls.append(1))
     metrics = trainer.evaluate()
     handle.remove()
-    assert (
-        trainer.engine.llm.calls == ["reload_weights", "generate"] * 3
-        and not calls
-        and torch.equal(before, torch.get_rng_state())
-    )
+    assert trainer.engine.llm.calls == ["reload_weights", "generate"] * 3
+    assert not calls
+    assert torch.equal(before, torch.get_rng_state())
     assert unlike(stale, trainer.engine.llm.core.model.state_dict()) and {
         "eval_score",
         "eval_length",
         "eval_stopped",
     } <= set(metrics)
-    assert (
-        trainer.evaluator.rows_at_a_time(500) == 500
-        and len(trainer.callback_handler.eval_dataloader) == 1
-    )
+    assert trainer.evaluator.rows_at_a_time(500) == 500
+    assert len(trainer.callback_handler.eval_dataloader) == 1
 
 
 # catches: an engine of our own that changes what a run does
@@ -657,11 +630,9 @@ class TestSettings:
             vllm_max_model_length=12,
             vllm_enable_sleep_mode=True,
         )
-        assert (
-            vllm.LLM.made[-1] is trainer.engine.llm
-            and trainer.engine.llm.sleeps
-            and trainer.engine.dtype == torch.float32
-        )
+        assert vllm.LLM.made[-1] is trainer.engine.llm
+        assert trainer.engine.llm.sleeps
+        assert trainer.engine.dtype == torch.float32
         assert trainer.engine.llm.given == dict(gpu_memory_utilization=0.2, max_model_len=12)
 
     def test_the_correction_can_be_turned_off(self, vllm, ppo):
@@ -694,9 +665,7 @@ class TestSettings:
         r = trainer.score(trainer.rollout(trainer.train_dataset["prompt"][:8]))
         assert_close(r.engine_logprobs, r.logprobs.masked_fill(~r.mask, 0.0), atol=1e-5, rtol=0)
         again = type(r).load(r.save(tmp_path / "r.safetensors"))
-        assert (
-            torch.equal(again.engine_logprobs, r.engine_logprobs)
-            and "engine_logprobs" in again.by_token()
-            and seen == [set()]
-        )
+        assert torch.equal(again.engine_logprobs, r.engine_logprobs)
+        assert "engine_logprobs" in again.by_token()
+        assert seen == [set()]
         assert torch.equal(r.select([2, 0]).engine_logprobs, r.engine_logprobs[[2, 0]])

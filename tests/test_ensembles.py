@@ -145,8 +145,7 @@ def test_without_a_group_evaluation_takes_the_mean(members, letters):
 # catches: an identity that does not know how the members became one score
 def test_another_aggregation_is_another_run(ppo, members):
     saved = dict(max_steps=1, save_strategy="steps", save_steps=1)
-    run = ppo(members, num_generations=4, reward_aggregation="min", **saved)
-    run.train()
+    run = ppo.trained(members, num_generations=4, reward_aggregation="min", **saved)
     folder = f"{run.args.output_dir}/checkpoint-1"
     other = ppo(members, num_generations=4, reward_aggregation="mean", max_steps=2)
     with pytest.raises(ValueError, match="its ensemble is"):

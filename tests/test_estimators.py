@@ -655,8 +655,7 @@ def test_a_run_resumes_bit_for_bit(ppo, name, tmp_path):
 
 def test_a_run_of_another_objective_is_refused(ppo):
     settings = dict(total_episodes=16, save_strategy="steps", save_steps=1)
-    whole = ppo(**settings_of("grpo", **settings))
-    whole.train()
+    whole = ppo.trained(**settings_of("grpo", **settings))
     folder = str(Path(whole.args.output_dir) / "checkpoint-1")
     for changed, text in (
         (dict(advantage_estimator="rloo"), "its advantage_estimator is 'grpo'"),
@@ -734,8 +733,7 @@ def test_an_estimator_of_ones_own_needs_a_function_and_a_row(kind, ppo, monkeypa
     assert checks["value model: advantages"].measured == why
     assert (checks["value model: returns"].measured == why) == estimator.critic
     assert checks["rewards: per token"].passed
-    trainer = ppo(total_episodes=32, save_strategy="no", **settings)
-    trainer.train()
+    trainer = ppo.trained(total_episodes=32, save_strategy="no", **settings)
     assert trainer.state.global_step > 0
     with pytest.raises(ValueError, match=f"one of {', '.join(ESTIMATORS)}"):
         PPOConfig("unused", advantage_estimator="theirs", use_cpu=True)
@@ -744,6 +742,9 @@ def test_an_estimator_of_ones_own_needs_a_function_and_a_row(kind, ppo, monkeypa
 # ---- Bad input ----
 
 LEAVE = "advantage_estimator 'rloo' has no value model; leave it out"
+OF_A_CRITIC = dict(lam=0.9, lam_value=1.0, vf_coef=0.5, cliprange_value=0.1)
+OF_A_CRITIC |= dict(whiten_rewards=True, bootstrap_truncated=True, share_value_trunk=True)
+OF_A_CRITIC |= dict(value_learning_rate=1e-4, value_warmup_updates=1)
 BAD = [
     *[
         (dict(advantage_estimator=name), f"num_generations is 1: {name} compares")
@@ -755,17 +756,7 @@ BAD = [
     ],
     *[
         (dict(advantage_estimator="rloo", num_generations=2) | {name: x}, f"{name} is {x}: {LEAVE}")
-        for name, x in dict(
-            lam=0.9,
-            lam_value=1.0,
-            whiten_rewards=True,
-            bootstrap_truncated=True,
-            vf_coef=0.5,
-            cliprange_value=0.1,
-            value_learning_rate=1e-4,
-            value_warmup_updates=1,
-            share_value_trunk=True,
-        ).items()
+        for name, x in OF_A_CRITIC.items()
     ],
     (dict(importance_level="sequence"), "importance_level is 'sequence': one ratio"),
     (

@@ -631,12 +631,7 @@ def test_settings(serve, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", " sk-env\n")
     assert EndpointJudge("m")(["p"], [("a", "bb")]) == [1.0] and server.keys == ["Bearer sk-env"]
     assert EndpointJudge("m", api_key="mine").api_key == "mine"
-    for url in (
-        "127.0.0.1:80/v1",
-        "ftp://x/v1",
-        "http://user:pass@host/v1",
-        "http://host/v1?key=3",
-    ):
+    for url in "127.0.0.1:80/v1 ftp://x/v1 http://user:pass@host/v1 http://host/v1?key=3".split():
         with pytest.raises(ValueError, match="base_url") as caught:
             EndpointJudge("m", url)
         assert "pass" not in str(caught.value)
@@ -859,9 +854,8 @@ def test_a_hacked_run_raises_its_alarm(kind, end):
         assert [alarm.kind for alarm in alarms] == [kind]
         assert 6 <= alarms[0].update <= 29
         assert f"Update {alarms[0].update}:" in str(alarms[0])
-        assert (
-            hacking_alarms(series(seed, score=-2.0, **{kind: end})) == []
-        )  # the score fell: something else is wrong
+        # the score fell: something else is wrong
+        assert hacking_alarms(series(seed, score=-2.0, **{kind: end})) == []
 
 
 # catches: the trainer's names not known, log entries without a score that break the window, a

@@ -1,5 +1,4 @@
-"""GAE: the sum of discounted surprises again in numpy float64, row by row; what each test catches
-is in its docstring."""
+"GAE: the sum of discounted surprises again in numpy float64, row by row."
 
 import math
 
@@ -10,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from rlhf_nb.checks import check_gae
 from rlhf_nb.gae import gae, lambda_of, returns_from, td_errors
 from rlhf_nb.masks import whiten
 
@@ -47,11 +45,11 @@ def brute_force(rewards, values, mask, gamma, lam, bootstrap=None):
 unit = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 1))
 
 
+# catches: lam or gamma forgotten, 0 ** 0 taken as 0, an edge of the row read one off, padding that
+# leaks, bootstrap misplaced
 @given(seed=st.integers(0, 10**6), gamma=unit, lam=unit, cut=st.booleans())
 @settings(max_examples=30, deadline=None)
 def test_equals_the_brute_force_sum(seed, gamma, lam, cut):
-    """Catches: lam or gamma forgotten, 0 ** 0 taken as 0, an edge of the row read one off, padding
-    that leaks, bootstrap misplaced."""
     rewards, values, mask = a_batch(seed)
     bootstrap = torch.linspace(-1, 1, len(mask), dtype=torch.float64) if cut else None
     got = gae(rewards, values, mask, gamma, lam, bootstrap)
@@ -81,20 +79,8 @@ def test_each_response_has_the_lambda_of_its_length():
     assert gae(ones, ones, ones.bool(), lam=torch.ones(2).double()).dtype == torch.float32
 
 
-# catches: one lambda for each token taken for one for each row, a check of the first row alone
-def test_lambdas_that_fit_no_row_are_refused():
-    for lam, says in (
-        (torch.ones(2, 3), r"lam \[2, 3\]: give one number, or one for each row, \[2\]"),
-        (torch.tensor(0.5), r"lam \[\]"),
-        (torch.tensor([0.5, 1.5]), r"lam\[1\]=1.5"),
-        (torch.tensor([0.5, math.nan]), r"lam\[1\]=nan"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            gae(ones, ones, ones.bool(), lam=lam)
-
-
+# catches: a change to the numbers of the page
 def test_by_hand():
-    "Catches a change to the numbers of the page."
     rewards, values = torch.tensor([[0.0, 0.0, -0.25, 1.0]]), torch.tensor([[0.5, 0.75, 0.25, 0.5]])
     mask = torch.ones(1, 4, dtype=torch.bool)
     assert td_errors(rewards, values, mask).tolist() == [[0.25, -0.5, 0.0, 0.5]]
@@ -103,9 +89,9 @@ def test_by_hand():
     assert gae(rewards[:, 3:], values[:, 3:], mask[:, 3:]).tolist() == [[0.5]]
 
 
+# catches: NaN from a batch or a row without tokens, from one real token, and from decay underflow
+# in a long row
 def test_hostile_numbers():
-    """Catches NaN from a batch or a row without tokens, from one real token, and from decay
-    underflow in a long row."""
     nans, none = torch.full((2, 3), math.nan), torch.zeros(2, 3, dtype=torch.bool)
     assert (gae(nans, nans, none, bootstrap=torch.full((2,), math.nan)) == 0).all()
     one = none.clone()
@@ -124,11 +110,11 @@ def test_hostile_numbers():
     assert all(x.grad.isfinite().all() for x in bf16)
 
 
+# catches: targets of another recursion: G[t] = r[t] + gamma ((1 - lam) V[t+1] + lam G[t+1]), Sutton
+# and Barto eq. 12.20
 @given(seed=st.integers(0, 10**6), gamma=unit, lam=unit)
 @settings(max_examples=30, deadline=None)
 def test_returns_are_the_lambda_return(seed, gamma, lam):
-    """Catches targets of another recursion: G[t] = r[t] + gamma ((1 - lam) V[t+1] + lam G[t+1]),
-    Sutton and Barto eq. 12.20."""
     rewards, values, mask = a_batch(seed)
     got = returns_from(gae(rewards, values, mask, gamma, lam), values, mask)
     assert (got[~mask] == 0).all()
@@ -140,8 +126,8 @@ def test_returns_are_the_lambda_return(seed, gamma, lam):
             assert got[b, t].item() == pytest.approx(G, abs=1e-10)
 
 
+# catches: an in-place step that breaks autograd, and 0 * inf in the backward pass
 def test_gradients():
-    "Catches an in-place step that breaks autograd, and 0 * inf in the backward pass."
     rewards, values, mask = a_batch(9, T=4, junk=False)
     bootstrap = torch.linspace(-1, 1, len(mask), dtype=torch.float64)
     leaves = [x.clone().requires_grad_() for x in (rewards, values, bootstrap)]
@@ -154,8 +140,8 @@ def test_gradients():
         assert grad.isfinite().all() and (grad[~mask] == 0).all()
 
 
+# catches: a recursion in bf16: 1 / 256 added 256 times to 1 would stay 1
 def test_bf16_is_added_up_in_float32():
-    "Catches a recursion in bf16: 1 / 256 added 256 times to 1 would stay 1."
     T = 257
     rewards = torch.full((1, T), 1 / 256, dtype=torch.bfloat16)
     rewards[0, -1] = 1.0
@@ -166,17 +152,8 @@ def test_bf16_is_added_up_in_float32():
     assert returns_from(gae(rewards, values, mask, lam=1.0), values, mask).dtype == torch.float32
 
 
-def test_nothing_is_changed_in_place():
-    "Catches values zeroed in the tensor that the value loss clips against."
-    rewards, values, mask = a_batch(10, junk=False)
-    before = [x.clone() for x in (rewards, values, mask)]
-    returns_from(gae(rewards, values, mask), values, mask)
-    for x, y in zip((rewards, values, mask), before):
-        assert torch.equal(x, y)
-
-
+# catches: ~mask on a 0/1 integer mask, which is -1 and -2
 def test_masks_of_numbers_are_taken_as_masks():
-    "Catches ~mask on a 0/1 integer mask, which is -1 and -2."
     rewards, values, mask = a_batch(11)
     bootstrap = torch.ones(len(mask))
     assert torch.equal(
@@ -184,34 +161,6 @@ def test_masks_of_numbers_are_taken_as_masks():
         gae(rewards, values, mask, bootstrap=bootstrap),
     )
     assert torch.equal(gae(rewards, values, mask.float()), gae(rewards, values, mask))
-    with pytest.raises(ValueError, match="row 0"):
-        gae(torch.ones(1, 3), torch.ones(1, 3), torch.tensor([[0, 1, 1]]))
 
 
 ones = torch.ones(2, 3)
-
-
-@pytest.mark.parametrize(
-    "call, says",
-    [
-        (lambda f: f(ones, ones, torch.tensor([[True] * 3, [True, False, True]])), "row 1"),
-        (lambda f: f(ones, ones, torch.tensor([[True] * 3, [False, True, True]])), "row 1"),
-        (lambda f: f(ones, ones[..., None], ones.bool()), "squeeze"),
-        (lambda f: f(ones[:1], ones, ones.bool()), r"rewards \[1, 3\]"),
-        (lambda f: f(ones, ones, ones.bool(), bootstrap=ones[:, :1]), "bootstrap"),
-        (lambda f: f(ones, ones, ones.bool(), 1.1), "gamma"),
-        (lambda f: f(ones, ones, ones.bool(), math.nan), "gamma"),
-        (lambda f: f(ones, ones, ones.bool(), 1.0, -0.1), "lam"),
-        (lambda f: f(ones, ones, ones.bool(), 1.0, math.nan), "lam"),
-    ],
-)
-def test_bad_input_tells_how_to_fix_it(call, says):
-    "Catches silent broadcasting, holes in the mask, and errors that do not name the field."
-    with pytest.raises(ValueError, match=says):
-        call(gae)
-
-
-def test_the_checkers_agree_with_the_module():
-    """Catches a catalogue that teaches something else than what the trainer does: the two were
-    written apart."""
-    assert check_gae(gae)

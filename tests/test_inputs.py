@@ -64,8 +64,7 @@ def test_the_three_forms_train_the_same_policy(ppo, letters):
         ids = Dataset.from_dict(dict(input_ids=[letters(p + "j")["input_ids"] for p in PROMPTS]))
         found = []
         for data in (text, talk, ids):
-            trainer = ppo(count_c, data, eval_dataset=data.select(range(3)))
-            trainer.train()
+            trainer = ppo.trained(count_c, data, eval_dataset=data.select(range(3)))
             assert set(trainer.evaluate()) == {"eval_score", "eval_length", "eval_stopped"}
             found.append(policy_of(trainer))
         assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
@@ -82,7 +81,7 @@ def test_other_columns_reach_the_function(ppo, letters):
         return [0.0] * len(responses)
 
     ids = [letters(p)["input_ids"] for p in PROMPTS]
-    trainer = ppo(
+    ppo.trained(
         judge,
         Dataset.from_dict(
             dict(
@@ -90,7 +89,6 @@ def test_other_columns_reach_the_function(ppo, letters):
             )
         ),
     )
-    trainer.train()
     assert all(set(columns) == {"topic"} for columns in seen) and len(seen) == 2
 
 
@@ -103,9 +101,8 @@ def test_several_judges_are_added_up_by_weight(ppo):
     trainer = ppo([count_c, brevity], settings=dict(reward_weights=[2.0, 0.5]))
     r = trainer.score(trainer.rollout(PROMPTS[:8]))
     want = [2.0 * text.count("c") - 0.5 * len(text) for text in r.responses]
-    assert r.raw_scores.tolist() == pytest.approx(want) and r.columns["score/brevity"] == [
-        -float(len(t)) for t in r.responses
-    ]
+    assert r.raw_scores.tolist() == pytest.approx(want)
+    assert r.columns["score/brevity"] == [-float(len(t)) for t in r.responses]
     trainer.train()
     log = next(log for log in trainer.state.log_history if "objective/raw_scores" in log)
     assert log["objective/raw_scores"] == pytest.approx(
@@ -153,11 +150,9 @@ def test_a_reward_model_with_a_tokenizer_of_its_own(ppo, letters):
 def test_collated_columns_are_those_that_came():
     letters = train_tokenizer(["a b c"])
     batch = collate_prompts([dict(prompt="a b", place=1), dict(prompt="c", place=2)], letters)
-    assert (
-        batch["columns"] == dict(place=[1, 2])
-        and batch["prompt"] == ["a b", "c"]
-        and batch["prompt_mask"].tolist() == [[True, True], [False, True]]
-    )
+    assert batch["columns"] == dict(place=[1, 2])
+    assert batch["prompt"] == ["a b", "c"]
+    assert batch["prompt_mask"].tolist() == [[True, True], [False, True]]
 
 
 # catches: prompts or columns in another order than the ids, so that a reward function gets the facts

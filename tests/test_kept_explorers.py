@@ -19,15 +19,15 @@ SITE = Project(ROOT)
 COURSE = ("01", "02", "05", "08", "09", "10", "11")  # of the course, all have an explorer
 
 
+# catches: an explorer without a title, which the site shows as a picture that holds still
 def test_every_explorer_of_the_course_is_on_the_site():
-    "catches: an explorer without a title, which the site shows as a picture that holds still"
     assert {name[:2] for name in SITE.explorer_pages} >= {*COURSE}
     for path in (ROOT / "docs" / "explorers").iterdir():
         assert path.name.removesuffix(".json.gz") in SITE.explorer_pages
 
 
+# catches: a frame half filled, a preset that is the start, two that are the same
 def test_an_explorer_has_a_question_and_three_presets():
-    "catches: a frame half filled, a preset that is the start, two that are the same"
     for name in SITE.explorer_pages:
         assert not missing_explorers(SITE, name)
         for grid in SITE.explorers(name).values():

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import small_model
 from torch import tensor
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from rlhf_nb.kl import KL_ESTIMATORS, estimate_kl, full_kl, k1, k2, k3
 from rlhf_nb.kl_control import AdaptiveKLController, FixedKLController, response_full_kl
@@ -52,27 +52,11 @@ def test_far_away_stays_finite(name):
 
 # catches: a subtraction in bf16, which has 8 bits
 def test_bf16_is_widened_before_the_subtraction():
-    logprobs, ref = (
-        tensor([-100.0, -3.0, -100.0]).bfloat16(),
-        tensor([-100.5, -3.015625, -3.015625]).bfloat16(),
-    )
+    logprobs = tensor([-100.0, -3.0, -100.0]).bfloat16()
+    ref = tensor([-100.5, -3.015625, -3.015625]).bfloat16()
     for f in KL_ESTIMATORS.values():
         assert f(logprobs, ref).dtype == torch.float32
     assert torch.equal(k1(logprobs, ref), logprobs.float() - ref.float())
-
-
-def test_unknown_estimator_names_the_known():
-    with pytest.raises(ValueError, match="k1, k2, k3, abs.*full"):
-        estimate_kl(torch.zeros(1), torch.zeros(1), "kl")
-    with pytest.raises(ValueError, match="full_kl"):
-        estimate_kl(torch.zeros(1), torch.zeros(1), "full")
-
-
-def test_shapes_must_agree():
-    with pytest.raises(ValueError, match="one shape"):
-        k1(torch.zeros(2, 3), torch.zeros(2, 1))  # would broadcast
-    with pytest.raises(ValueError, match="vocabulary"):
-        full_kl(torch.zeros(2, 3), torch.zeros(2, 4))
 
 
 # catches: 0 * inf where the policy bans a token; temperature applied to one side or to the
@@ -93,25 +77,14 @@ def test_full_kl_hostile_and_tempered():
 
 
 def tiny(seed):
-    torch.manual_seed(seed)
-    return GPTNeoXForCausalLM(
-        GPTNeoXConfig(
-            vocab_size=13,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=16,
-            initializer_range=0.5,
-        )
-    ).eval()
+    how = dict(vocab_size=13, intermediate_size=16, initializer_range=0.5)
+    return small_model("gpt_neox", seed, **how).eval()
 
 
 @pytest.fixture
 def batch():
-    prompt_mask, mask = (
-        torch.arange(4) >= tensor([[0], [2], [3]]),
-        torch.arange(5) < tensor([[5], [0], [2]]),
-    )
+    prompt_mask = torch.arange(4) >= tensor([[0], [2], [3]])
+    mask = torch.arange(5) < tensor([[5], [0], [2]])
     torch.manual_seed(0)
     return torch.randint(13, (3, 4)), prompt_mask, torch.randint(13, (3, 5)), mask
 
@@ -144,10 +117,8 @@ def test_reference_by_context(batch):
         logits = response_logits(model, *batch)
         with model.disable_adapter():
             ref_logits = response_logits(model, *batch)
-    assert (
-        torch.allclose(got[batch[3]], full_kl(logits, ref_logits)[batch[3]], atol=1e-5)
-        and got[batch[3]].max() > 1e-3
-    )
+    assert torch.allclose(got[batch[3]], full_kl(logits, ref_logits)[batch[3]], atol=1e-5)
+    assert got[batch[3]].max() > 1e-3
 
 
 def test_nothing_real(batch):
@@ -174,27 +145,6 @@ def test_a_kl_that_is_no_number_leaves_the_coefficient(bad):
     with pytest.raises(ValueError, match="measured KL"):
         controller.update(bad, 100)
     assert controller.value == 0.1
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: FixedKLController(-0.1),
-        lambda: FixedKLController(math.nan),
-        lambda: AdaptiveKLController(0.0, 6, 100),
-        lambda: AdaptiveKLController(0.1, 0, 100),
-        lambda: AdaptiveKLController(0.1, 6, math.inf),
-    ],
-)
-def test_bad_coefficients(make):
-    with pytest.raises(ValueError, match="kl_coef|kl_target|kl_horizon"):
-        make()
-
-
-# catches: a coefficient that turns negative and rewards distance
-def test_horizon_too_short():
-    with pytest.raises(ValueError, match="kl_horizon"):
-        AdaptiveKLController(0.1, 6.0, horizon=10).update(0.0, n_episodes=512)
 
 
 def test_state_goes_through_json():
@@ -274,9 +224,8 @@ def test_which_gradient_follows_the_kl(seed, scale):
     other = p - logq.exp()  # d KL(q, p) / d z, by hand
     near = dict(atol=1e-10)
     assert torch.allclose(torch.autograd.grad(full_kl(z, ref), z)[0], home, **near)
-    assert torch.allclose(in_reward("k1"), home, **near) and torch.allclose(
-        in_loss("k2"), home, **near
-    )
+    assert torch.allclose(in_reward("k1"), home, **near)
+    assert torch.allclose(in_loss("k2"), home, **near)
     assert torch.allclose(in_loss("k3"), other, atol=1e-8) and in_loss("k1").abs().max() < 1e-10
     assert torch.allclose(in_reward("k3"), home - other, atol=1e-8)
 
@@ -318,25 +267,19 @@ def test_full_kl_of_bf16_logits():
 @given(st.integers(0, 10**6), st.integers(1, 3), st.permutations(range(4)))
 def test_response_full_kl_of_random_rows(seed, at, order):
     g = torch.Generator().manual_seed(seed)
-    prompt_mask, mask = (
-        torch.arange(3) >= torch.randint(3, (4, 1), generator=g),
-        random_logprobs(seed)[2],
-    )
-    prompt_ids, response_ids = (
-        torch.randint(13, (4, 3), generator=g),
-        torch.randint(13, (4, 5), generator=g),
-    )
+    prompt_mask = torch.arange(3) >= torch.randint(3, (4, 1), generator=g)
+    mask = random_logprobs(seed)[2]
+    prompt_ids = torch.randint(13, (4, 3), generator=g)
+    response_ids = torch.randint(13, (4, 5), generator=g)
     batch = (prompt_ids, prompt_mask, response_ids, mask)
     whole = response_full_kl(*MODELS, *batch, chunk_logits=26)
     parts = [
         response_full_kl(*MODELS, *[x[rows] for x in batch])
         for rows in (slice(0, at), slice(at, 4))
     ]
-    assert (
-        torch.allclose(torch.cat(parts), whole, atol=1e-5)
-        and (whole[~mask] == 0).all()
-        and (whole >= -1e-6).all()
-    )
+    assert torch.allclose(torch.cat(parts), whole, atol=1e-5)
+    assert (whole[~mask] == 0).all()
+    assert (whole >= -1e-6).all()
     assert torch.allclose(
         response_full_kl(*MODELS, *[x[order] for x in batch]), whole[order], atol=1e-5
     )

@@ -143,11 +143,9 @@ def test_what_is_read_stays_the_same(name):
         with Rows(body) as seen, torch.no_grad(), last_layer.read_at(body, places):
             body(input_ids=some_rows()[0], use_cache=False)
         few = dict(gpt_neox=3, llama=5, qwen3=5)[name]  # dense and two of the MLP; q, o and three
-        assert (
-            seen.count(7) == few
-            and seen.count(55) == len(seen) - few
-            and len(seen) == dict(gpt_neox=8, llama=14, qwen3=14)[name]
-        )
+        assert seen.count(7) == few
+        assert seen.count(55) == len(seen) - few
+        assert len(seen) == dict(gpt_neox=8, llama=14, qwen3=14)[name]
     with last_layer.read_at(body, None):
         assert not any(part._forward_hooks for part in body.modules())
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in body.modules())
@@ -172,11 +170,9 @@ def test_with_lora():
     )
     body = adapted.get_base_model().get_decoder()
     plain, spared = read(body, None), read(body, some_rows()[2])
-    assert (
-        apart(plain, spared) <= 2e-6
-        and sum(x.abs().max() > 0 for x in plain[1:]) >= 26
-        and len(last_layer.position_wise(body)) == 3
-    )
+    assert apart(plain, spared) <= 2e-6
+    assert sum(x.abs().max() > 0 for x in plain[1:]) >= 26
+    assert len(last_layer.position_wise(body)) == 3
 
 
 def classifier(config) -> nn.Module:
@@ -201,10 +197,8 @@ def test_scores_and_values(name):
             token_scores(value, ids, mask)[range(3), last],
             atol=1e-6,
         )
-    batch, real = (
-        (*left_pad(rows, 0), *right_pad(rows[::-1], 0)),
-        torch.tensor([[1, 1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0], [1] * 7]).bool(),
-    )
+    batch = (*left_pad(rows, 0), *right_pad(rows[::-1], 0))
+    real = torch.tensor([[1, 1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0], [1] * 7]).bool()
     plain, closed = (response_values(value, *batch, align=align) for align in (None, 1))
     assert torch.allclose(plain[real], closed[real], atol=1e-6)
     assert plain[~real].abs().sum() == closed[~real].abs().sum() == 0
@@ -253,9 +247,8 @@ def test_not_where_it_would_show():
     assert not spares(
         lambda body: body.layers[-1].self_attn.q_proj.register_forward_pre_hook(lambda *_: None)
     )
-    assert not spares(
-        lambda body: body.layers[-1].register_forward_hook(lambda *_: None)
-    ) and spares(lambda body: body.register_forward_hook(lambda *_: None))
+    assert not spares(lambda body: body.layers[-1].register_forward_hook(lambda *_: None))
+    assert spares(lambda body: body.register_forward_hook(lambda *_: None))
     assert not spares(lambda body: body.layers.__setitem__(-1, nn.Sequential(body.layers[-1])))
     assert not spares(lambda body: setattr(body.layers[-1].mlp.up_proj.weight, "ds_id", 3))
 
@@ -311,18 +304,15 @@ def test_fine_tuning_makes_logits_of_the_completion_alone(texts, small_args):
     tokenizer = texts[0]
     args = small_args(SFTConfig, per_device_train_batch_size=4)
     rows = Dataset.from_dict(dict(prompt=[" ".join(WORDS[:20])] * 4, completion=["w1 w2 w3"] * 4))
-    trainer, seen = (
-        SFTTrainer(tiny_policy(tokenizer, 0), args, rows, processing_class=tokenizer),
-        [],
-    )
+    trainer = SFTTrainer(tiny_policy(tokenizer, 0), args, rows, processing_class=tokenizer)
+    seen = []
     trainer.model.get_output_embeddings().register_forward_hook(
         lambda head, args, out: seen.append(out.shape[:2])
     )
     batch = next(iter(trainer.get_train_dataloader()))
     trainer.compute_loss(trainer.model, dict(batch))
-    assert seen == [
-        torch.Size([4, 5])
-    ]  # three words and the stop token, and the one after it, which nobody counts
+    # three words and the stop token, and the one after it, which nobody counts
+    assert seen == [torch.Size([4, 5])]
 
 
 def reward_losses(texts, small_args) -> tuple[list, list]:

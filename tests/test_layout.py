@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from small_models import small_model
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
 from rlhf_nb.base.sharding import gathered, layer_names, name_layers
 from rlhf_nb.models import scorer_from, scorer_head, sequence_scores
@@ -50,16 +50,7 @@ def test_deepspeed_does_not_say_that_there_is_no_gpu() -> None:
 
 @pytest.fixture
 def policy() -> nn.Module:
-    torch.manual_seed(0)
-    config = GPTNeoXConfig(
-        vocab_size=20,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=16,
-    )
-    return AutoModelForCausalLM.from_config(config).eval()
+    return small_model("gpt_neox", vocab_size=20, num_hidden_layers=2).eval()
 
 
 @pytest.fixture

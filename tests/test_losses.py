@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import on_ranks
 
-from rlhf_nb.checks import check_policy_loss, check_value_loss
 from rlhf_nb.losses import (
     explained_variance,
     policy_diagnostics,
@@ -198,42 +197,6 @@ def test_explained_variance():
     assert explained_variance(values, torch.full_like(values, 0.3), mask) == 0
 
 
-def test_arguments_stay_as_they_were():
-    batch = random_batch(1)
-    before = [x.clone() for x in batch]
-    (
-        policy_loss(*batch),
-        value_loss(*batch),
-        policy_diagnostics(*batch),
-        value_diagnostics(*batch),
-        explained_variance(batch[0], batch[2], batch[3]),
-    )
-    assert all(torch.equal(a, b) for a, b in zip(batch, before))
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"cliprange": -0.1}, "cliprange"),
-        ({"cliprange": 2.0}, "cliprange"),
-        ({"cliprange_high": -1.0}, "cliprange_high"),
-        ({"dual_clip": 0.5}, "dual_clip"),
-        ({"cliprange": float("nan")}, "cliprange"),
-    ],
-)
-def test_bad_policy_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        policy_loss(*random_batch(0), **options)
-
-
-def test_bad_value_option_and_shapes():
-    batch = random_batch(0)
-    with pytest.raises(ValueError, match="cliprange_value"):
-        value_loss(*batch, cliprange_value=-1.0)
-    with pytest.raises(ValueError, match="mask"):
-        policy_loss(*batch[:3], batch[3][:, :2])
-
-
 # catches: clipfrac of the value as "moved out of the range", whichever error was the larger;
 # error_sq halved or clipped
 @settings(max_examples=60, deadline=None)
@@ -277,9 +240,8 @@ def test_bf16_inputs_are_as_good_as_their_numbers():
         x = batch[0].clone().requires_grad_()
         got = f(x, *batch[1:])
         got.backward()
-        assert got.dtype == torch.float32 and got.item() == pytest.approx(
-            f(*exact).item(), rel=1e-4, abs=1e-3
-        )
+        assert got.dtype == torch.float32
+        assert got.item() == pytest.approx(f(*exact).item(), rel=1e-4, abs=1e-3)
         assert x.grad.dtype == torch.bfloat16 and x.grad.isfinite().all()
     for f in (policy_diagnostics, value_diagnostics):
         assert {k: v.item() for k, v in f(*batch).items()} == pytest.approx(
@@ -288,8 +250,3 @@ def test_bf16_inputs_are_as_good_as_their_numbers():
     assert explained_variance(batch[0], batch[2], batch[3]).item() == pytest.approx(
         explained_variance(exact[0], exact[2], exact[3]).item(), rel=1e-4
     )
-
-
-# catches: a checker that asks for another thing than the package does
-def test_the_package_passes_its_own_exercises():
-    assert check_policy_loss(policy_loss) and check_value_loss(value_loss)

@@ -113,10 +113,9 @@ def test_a_run_is_the_same(ppo, letters, monkeypatch):
 
     def run(once):
         monkeypatch.setattr(rlhf_nb.trainer, "lower_layers_once", once)
-        trainer = ppo(
+        trainer = ppo.trained(
             model=tiny_policy(letters, 0, **SIZES | dict(num_hidden_layers=2)), **settings
         )
-        trainer.train()
         return weights(trainer), [untimed(log) for log in logs(trainer)]
 
     read = []

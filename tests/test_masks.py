@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from ranks import on_ranks
 from torch.testing import assert_close
 
-from rlhf_nb.checks import check_mean, check_response_mask
 from rlhf_nb.masks import (
     left_pad,
     masked_mean,
@@ -54,16 +53,6 @@ def test_padding_is_undone_by_the_mask(rows):
         assert [i[m].tolist() for i, m in zip(ids, mask)] == rows
         assert (ids[~mask] == PAD).all()
         assert mask[:, -1 if side == "left" else 0].all()
-
-
-@pytest.mark.parametrize("pad", [left_pad, right_pad])
-@pytest.mark.parametrize(
-    "rows, pad_id, message",
-    [([], PAD, "at least one"), ([[1], []], PAD, "row 1"), ([[1]], None, "pad_token")],
-)
-def test_what_cannot_be_padded_is_refused_with_a_way_out(pad, rows, pad_id, message):
-    with pytest.raises(ValueError, match=message):
-        pad(rows, pad_id)
 
 
 @quick
@@ -140,13 +129,6 @@ def test_response_ends_with_its_first_stop(rows, stops):
 def test_last_index_with_holes_and_without_a_token():
     mask = torch.tensor([[False, True, False, True, False], [False] * 5, [True] * 5])
     assert last_index(mask).tolist() == [3, -1, 4] and last_index(mask).dtype == torch.long
-
-
-@pytest.mark.parametrize("stops", [None, [None], 9, "eos", [9.0]])
-def test_stop_ids_that_are_no_list_of_ids(stops):
-    for f in (response_mask, reached_stop):
-        with pytest.raises(ValueError, match="eos_token_id"):
-            f(torch.tensor([[1, 9]]), stops)
 
 
 # ---------------------------------------------------------------- sums
@@ -245,10 +227,8 @@ def test_hostile_padding_gives_finite_gradients(junk, dtype):
 
 def test_a_gradient_counts_the_tokens_of_all_ranks():
     # catches: a divisor that is this rank's own count
-    x, mask = (
-        torch.tensor([[1.0, 2.0, 5.0], [3.0, 4.0, 5.0]]),
-        torch.tensor([[True, True, False], [True, False, False]]),
-    )
+    x = torch.tensor([[1.0, 2.0, 5.0], [3.0, 4.0, 5.0]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
     leaves = [x[:1].clone().requires_grad_(), x[1:].clone().requires_grad_()]
     for mean in on_ranks(
         lambda p, reduce: masked_mean(*p, reduce), *zip(leaves, (mask[:1], mask[1:]))
@@ -268,40 +248,13 @@ def test_half_precision_adds_up_in_float32(dtype):
     assert (whiten(x, mask, shift_mean=False) == 31).all()
 
 
-def test_the_exercises_call_the_real_functions_right():
-    # catches: a catalogue whose own idea of the answer has drifted from the page's
-    assert check_mean(masked_mean) and check_response_mask(response_mask)
-
-
 def test_integers_and_booleans_have_means():
-    hits, mask = (
-        torch.tensor([[True, False, True, True]]),
-        torch.tensor([[True, True, True, False]]),
-    )
+    hits = torch.tensor([[True, False, True, True]])
+    mask = torch.tensor([[True, True, True, False]])
     assert_close(masked_mean(hits, mask), torch.tensor(2 / 3))
     assert (
         whiten(torch.tensor([[1, 2, 4]]), torch.ones(1, 3, dtype=torch.bool)).dtype == torch.float32
     )
-
-
-def test_arguments_are_left_alone():
-    x, mask = (
-        torch.tensor([[1.0, float("nan")], [2.0, 3.0]]),
-        torch.tensor([[True, False], [True, True]]),
-    )
-    before = x.clone(), mask.clone()
-    everything(x, mask), whiten(x, mask), position_ids(mask), last_index(mask)
-    assert_close((x, mask), before, equal_nan=True, rtol=0, atol=0)
-    rows = [[1], [2, 3]]
-    left_pad(rows, PAD), right_pad(rows, PAD)
-    assert rows == [[1], [2, 3]]
-
-
-@pytest.mark.parametrize("f", [masked_sum, masked_mean, masked_var, whiten])
-def test_shapes_that_only_broadcast_are_refused(f):
-    # catches: a [B, 1] mask that broadcasts over the numbers but is counted once
-    with pytest.raises(ValueError, match=r"\[2, 3\].*\[2, 1\]"):
-        f(torch.ones(2, 3), torch.ones(2, 1, dtype=torch.bool))
 
 
 # ---------------------------------------------------------------- the log of a ratio
@@ -319,12 +272,8 @@ def test_a_log_ratio_by_hand(dirt):
     assert new.grad.tolist() == [[1.0, 0.0, 0.0, 0.0]]
 
 
-def test_a_log_ratio_is_wide_and_wants_one_shape():
+def test_a_log_ratio_is_wide():
     # catches: bf16 kept, float64 narrowed by either side, a mask or a token that broadcasts
     narrow = torch.tensor([[-100.0, -3.015625]]).bfloat16()
     for x, dtype in ((narrow, torch.float32), (narrow.double(), torch.float64)):
         assert log_ratio(x, narrow).dtype == log_ratio(narrow, x).dtype == dtype
-    ones, mask = torch.ones(2, 3), torch.ones(2, 3).bool()
-    for bad in ((ones, ones[:, :1]), (ones, ones[:, :1], mask), (ones, ones, mask[:, :1])):
-        with pytest.raises(ValueError, match=r"\[2, 3\].*\[2, 1\].*one shape"):
-            log_ratio(*bad)

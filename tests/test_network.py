@@ -9,15 +9,12 @@ from pathlib import Path
 
 import forks
 import pytest
-from ppo_fixtures import need_deepspeed
+from ppo_fixtures import need_deepspeed, saved_base
 from small_runs import TOLD
 from test_plans import page
-from test_two_processes import LAYOUTS
 from transformers import AutoConfig
 
 from rlhf_nb.diagnose.memory import plan_memory
-from rlhf_nb.models import scorer_from
-from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
 
 WORKER = Path(__file__).with_name("network_worker.py")
 
@@ -30,13 +27,8 @@ WORKER = Path(__file__).with_name("network_worker.py")
 def test_an_update_sends_what_the_formula_says(layout, tmp_path):
     if layout == "zero2":
         need_deepspeed()
-    tokenizer = train_tokenizer(TOLD)
-    sizes = dict(num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=16)
-    policy = tiny_policy(tokenizer, 0, hidden_size=32, **sizes)
-    for name, model in dict(base=policy, scorer=scorer_from(policy, 3)).items():
-        model.save_pretrained(tmp_path / name)
-        tokenizer.save_pretrained(tmp_path / name)
-    done = forks.run(WORKER, str(tmp_path), folder=tmp_path, ranks=2, **LAYOUTS[layout])
+    saved_base(tmp_path, TOLD, hidden_size=32, num_hidden_layers=2)
+    done = forks.run(WORKER, str(tmp_path), folder=tmp_path, ranks=2, **forks.layout(layout))
     assert done.returncode == 0, done.stdout[-4000:]
     seen = json.loads((tmp_path / "numbers.json").read_text())
     plan = plan_memory(

@@ -8,40 +8,25 @@ import pytest
 import torch
 from datasets import Dataset
 from ppo_fixtures import likes_c
+from small_models import small_config
 from torch import nn
 from transformers import AutoModelForCausalLM as Causal
 from transformers import AutoModelForSequenceClassification as Scorer
-from transformers import DbrxConfig, FalconConfig, MixtralConfig, OPTConfig, PhimoeConfig
+from transformers import DbrxConfig
 
 from rlhf_nb.base.noise import check_steady, without_noise
 from rlhf_nb.models import scorer_from, token_scores
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 
-IDS = dict(vocab_size=12, pad_token_id=0, bos_token_id=None, eos_token_id=1)
-WIDTHS = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
-EXPERTS = dict(num_local_experts=2, num_experts_per_tok=1, intermediate_size=16)
+LAYERS = dict(num_hidden_layers=2)
+EXPERTS = dict(num_local_experts=2, num_key_value_heads=1, intermediate_size=16, **LAYERS)
+ROUTED = dict(num_experts_per_tok=2, input_jitter_noise=0.5, router_jitter_noise=0.5)
+DROPS = dict(num_hidden_layers=4, ffn_dim=16, word_embed_proj_dim=16, dropout=0.0, layerdrop=0.5)
 NOISY = dict(
-    falcon=FalconConfig(**IDS, **WIDTHS, hidden_dropout=0.3, attention_dropout=0.3),
-    mixtral=MixtralConfig(
-        **IDS, **WIDTHS, **EXPERTS, num_key_value_heads=1, router_jitter_noise=0.5
-    ),
-    phimoe=PhimoeConfig(
-        **IDS,
-        **WIDTHS,
-        **EXPERTS | dict(num_experts_per_tok=2),
-        num_key_value_heads=1,
-        input_jitter_noise=0.5,
-        router_jitter_noise=0.5,
-    ),
-    opt=OPTConfig(
-        **IDS,
-        **WIDTHS | dict(num_hidden_layers=4),
-        ffn_dim=16,
-        word_embed_proj_dim=16,
-        max_position_embeddings=32,
-        dropout=0.0,
-        layerdrop=0.5,
-    ),
+    falcon=small_config("falcon", **LAYERS, hidden_dropout=0.3, attention_dropout=0.3),
+    mixtral=small_config("mixtral", **EXPERTS, num_experts_per_tok=1, router_jitter_noise=0.5),
+    phimoe=small_config("phimoe", **EXPERTS, **ROUTED),
+    opt=small_config("opt", **DROPS),
     dbrx=DbrxConfig(
         vocab_size=12,
         pad_token_id=0,

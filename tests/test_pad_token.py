@@ -7,7 +7,8 @@ import pytest
 import torch
 from datasets import Dataset
 from ppo_fixtures import PROMPTS, STOP, untimed
-from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from small_models import small_model
+from transformers import AutoModelForSequenceClassification
 
 from rlhf_nb.masks import response_mask
 from rlhf_nb.models import scorer_from
@@ -33,32 +34,14 @@ def words_of(letters, pad):
 
 def llama(pad):
     "The same weights whatever the pad id, which torch's embedding is told, as in a saved model."
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=12,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=32,
-        eos_token_id=STOP,
-        pad_token_id=None,
-        initializer_range=0.3,
-    )
-    model = LlamaForCausalLM(config)
+    model = small_model("llama", pad_token_id=None, initializer_range=0.3)
     model.config.pad_token_id = model.get_input_embeddings().padding_idx = pad
     return model
 
 
 def supervised(kind, config, data, small_args, words, model):
-    args = small_args(
-        config,
-        max_steps=3,
-        per_device_train_batch_size=4,
-        learning_rate=1e-2,
-        num_train_epochs=1,
-        seed=0,
-    )
+    sizes = dict(max_steps=3, per_device_train_batch_size=4, num_train_epochs=1)
+    args = small_args(config, learning_rate=1e-2, seed=0, **sizes)
     return kind(model, args, Dataset.from_dict(data), processing_class=words)
 
 

@@ -82,19 +82,16 @@ def test_the_reference_has_the_policys_precision(ppo, folders, warnings):
     assert not by_name.rollout(["ab", "c"]).kl.any()
     coarse = load_policy(folders["policy"], dtype=BF16)
     trainer = ppo(likes_c, model=folders["policy"], parts=dict(ref_model=coarse))
-    assert (
-        len(warnings) == 1 and "ref_model is in bfloat16 and the policy in float32" in warnings[0]
-    )
+    assert len(warnings) == 1
+    assert "ref_model is in bfloat16 and the policy in float32" in warnings[0]
     assert trainer.rollout(["ab", "c"]).kl.any()
 
 
 def trained(kind, given, letters, small_args):
     "SFT or reward training of one step."
     if kind is SFTTrainer:
-        args, rows = (
-            small_args(SFTConfig, max_steps=1),
-            dict(prompt=["ab"] * 4, completion=["c"] * 4),
-        )
+        args = small_args(SFTConfig, max_steps=1)
+        rows = dict(prompt=["ab"] * 4, completion=["c"] * 4)
     else:
         args = small_args(RewardConfig, max_steps=1)
         rows = dict(prompt=["ab"] * 4, chosen=["c"] * 4, rejected=["d"] * 4)
@@ -105,9 +102,8 @@ def trained(kind, given, letters, small_args):
 
 @pytest.mark.parametrize("kind, name", [(SFTTrainer, "policy"), (RewardTrainer, "reward")])
 def test_the_other_trainers_too(folders, letters, small_args, warnings, kind, name):
-    assert (
-        learning(trained(kind, folders[name], letters, small_args).model) == WIDE and not warnings
-    )
+    assert learning(trained(kind, folders[name], letters, small_args).model) == WIDE
+    assert not warnings
     load = load_policy if kind is SFTTrainer else load_scorer
     coarse = copy.deepcopy(load(folders[name], dtype=BF16))
     assert learning(trained(kind, coarse, letters, small_args).model) == {BF16}

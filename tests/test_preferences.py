@@ -77,9 +77,8 @@ def desk(tmp_path):
 )
 def test_showings(n, every, seed, more):
     order = showings(n, every, seed)
-    assert [s.pair for s in order if not s.again] == list(range(n)) and sum(
-        s.again for s in order
-    ) == (n // every if every else 0)
+    assert [s.pair for s in order if not s.again] == list(range(n))
+    assert sum(s.again for s in order) == (n // every if every else 0)
     assert showings(n + more, every, seed)[: len(order)] == order
     for place, one in enumerate(order):
         if not one.again:
@@ -115,9 +114,8 @@ def test_rubbish_at_the_end_is_passed_over(tmp_path, tail):
     label(tmp_path / "a.jsonl", "12")
     with open(tmp_path / "a.jsonl", "ab") as file:
         file.write(tail)
-    assert len(read_labels(tmp_path / "a.jsonl").rows) == 2 and read_labels(
-        tmp_path / "a.jsonl"
-    ).torn == len(tail)
+    assert len(read_labels(tmp_path / "a.jsonl").rows) == 2
+    assert read_labels(tmp_path / "a.jsonl").torn == len(tail)
 
 
 # catches: a damaged line in the middle that is dropped in silence
@@ -268,14 +266,12 @@ def test_conversations_and_whole_texts(tmp_path):
     rows = [dict(prompt=[dict(role="user", content="hi")], a=turn("yes"), b=turn("no"))]
     work = label(tmp_path / "chat.jsonl", "1", rows=Dataset.from_list(rows), answers=("a", "b"))
     row = load_preferences(tmp_path / "chat.jsonl")[0]
-    assert {row["chosen"][0]["content"], row["rejected"][0]["content"]} == {"yes", "no"} and row[
-        "prompt"
-    ] == rows[0]["prompt"]
-    assert (
-        "assistant: yes"
-        in repr(P.render_labelling(Labelling(rows, tmp_path / "x.jsonl", ("a", "b"))))
-        and work.showing is None
+    assert {row["chosen"][0]["content"], row["rejected"][0]["content"]} == {"yes", "no"}
+    assert row["prompt"] == rows[0]["prompt"]
+    assert "assistant: yes" in repr(
+        P.render_labelling(Labelling(rows, tmp_path / "x.jsonl", ("a", "b")))
     )
+    assert work.showing is None
     label(tmp_path / "whole.jsonl", "1", rows=[dict(answer_1="all of it", answer_2="all of that")])
     assert "prompt" not in load_preferences(tmp_path / "whole.jsonl").column_names
 
@@ -319,10 +315,8 @@ def test_the_field(desk):
     ):
         desk.wait()
         desk.field.value = text
-        assert (
-            "".join(row["choice"] for row in desk.work.rows) == want
-            and desk.field.value == want[-1:]
-        )
+        assert "".join(row["choice"] for row in desk.work.rows) == want
+        assert desk.field.value == want[-1:]
     assert "is no key here" in desk.view.value
     assert [
         json.loads(line)["choice"] for line in desk.work.file.path.read_text().splitlines()
@@ -352,11 +346,9 @@ def test_a_failure_is_shown(desk, monkeypatch):
             act()  # ipywidgets logs what a button raises, and goes on
         except OSError:
             assert "1" not in desk.field.value
-        assert (
-            'role="alert"' in desk.view.value
-            and "full &lt;b&gt;" in desk.view.value
-            and not desk.work.rows
-        )
+        assert 'role="alert"' in desk.view.value
+        assert "full &lt;b&gt;" in desk.view.value
+        assert not desk.work.rows
     monkeypatch.undo()
     desk.wait()
     desk.buttons["2"].click()
@@ -456,23 +448,17 @@ def numpy_state() -> np.ndarray:
 # numbers of the notebook
 def test_a_refit_leaves_all_as_it_was(tmp_path, labels, tokenizer, tiny):
     model = scorer_from(tiny())
-    before, states = (
-        copy.deepcopy(model.state_dict()),
-        (torch.get_rng_state(), random.getstate(), numpy_state()),
-    )
+    before = copy.deepcopy(model.state_dict())
+    states = (torch.get_rng_state(), random.getstate(), numpy_state())
     one, two = (
         refit_reward_model(labels, model, tokenizer, args(tmp_path, num_train_epochs=2))
         for _ in range(2)
     )
-    assert (
-        all(torch.equal(before[name], x) for name, x in model.state_dict().items())
-        and one.table.margin.tolist() == two.table.margin.tolist()
-    )
-    assert (
-        torch.equal(states[0], torch.get_rng_state())
-        and states[1] == random.getstate()
-        and (states[2] == numpy_state()).all()
-    )
+    assert all(torch.equal(before[name], x) for name, x in model.state_dict().items())
+    assert one.table.margin.tolist() == two.table.margin.tolist()
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == random.getstate()
+    assert (states[2] == numpy_state()).all()
     assert one.table.margin.mean() > 0
 
 
@@ -489,14 +475,11 @@ def test_disagreements_come_most_confident_first():
         )
     )
     found = R.Refit(None, table, 1.0)
-    assert found.disagreements().pair.tolist() == [2, 0, 4] and math.isclose(
-        found.disagreements().sure.iloc[0], 1 / (1 + math.exp(-3))
-    )
-    assert (
-        found.right() == (1, 3)
-        and "not to be told from a coin" in found.verdict()
-        and "<script" not in R.render_refit(found)
-    )
+    assert found.disagreements().pair.tolist() == [2, 0, 4]
+    assert math.isclose(found.disagreements().sure.iloc[0], 1 / (1 + math.exp(-3)))
+    assert found.right() == (1, 3)
+    assert "not to be told from a coin" in found.verdict()
+    assert "<script" not in R.render_refit(found)
     sure = R.Refit(
         None,
         pd.DataFrame(dict(pair=range(20), chosen="a", rejected="b", margin=1.0, held_out=True)),

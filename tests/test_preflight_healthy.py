@@ -9,32 +9,21 @@ import torch
 from datasets import Dataset
 from marks import slow_but
 from ppo_fixtures import PROMPTS, SIZES, likes_c
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    LlamaConfig,
-    Qwen2Config,
-)
+from small_models import small_model
 
 from rlhf_nb.cli.ppo import ppo_parser
 from rlhf_nb.diagnose.preflight import LADDER, preflight
 from rlhf_nb.models import scorer_from
 from rlhf_nb.training.model_loading import tiny_policy
 
-WIDTH = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=12)
-ENDS = dict(eos_token_id=1, pad_token_id=0, bos_token_id=None, initializer_range=0.08)
-FAMILIES = dict(
-    gpt2=GPT2Config(vocab_size=12, n_embd=16, n_layer=1, n_head=2, n_positions=32, **ENDS),
-    llama=LlamaConfig(**WIDTH, **ENDS, intermediate_size=32, num_key_value_heads=1),
-    qwen=Qwen2Config(**WIDTH, **ENDS, intermediate_size=32, num_key_value_heads=1),
-)
+FAMILIES = ("gpt2", "llama", "qwen2")
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}j{% endif %}"
 GROUPS = dict(num_generations=4, gradient_accumulation_steps=4)
 CASES: dict[str, dict[str, Any]] = dict(
     neox={},
     gpt2=dict(family="gpt2"),
     llama=dict(family="llama"),
-    qwen=dict(family="qwen"),
+    qwen=dict(family="qwen2"),
     lora=dict(adapter=True, learning_rate=1e-2),
     shared_trunk=dict(share_value_trunk=True),
     reward_model=dict(judges=1),
@@ -106,7 +95,7 @@ def made(ppo, letters, monkeypatch):
         sizes = SIZES | dict(max_position_embeddings=32)
         policy = tiny_policy(letters, 0, **sizes)
         if family:
-            policy = AutoModelForCausalLM.from_config(FAMILIES[family])
+            policy = small_model(family, num_key_value_heads=1, initializer_range=0.08)
         if take("adapter"):
             peft = pytest.importorskip("peft")
             parts["peft_config"] = peft.LoraConfig(r=4, task_type="CAUSAL_LM")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from small_models import small_model
 
 from rlhf_nb.base import loading, real
 from rlhf_nb.cli.scoring import load_reward_function
@@ -88,18 +88,7 @@ def test_sentiment_is_vaders_compound(monkeypatch):
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=12,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            max_position_embeddings=32,
-            initializer_range=0.5,
-        )
-    ).eval()
+    return small_model("llama", initializer_range=0.5).eval()
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 what runs, or the run is refused."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,16 +11,13 @@ import torch
 from ppo_fixtures import need_deepspeed, saved_base
 
 import rlhf_nb
-from rlhf_nb.models import scorer_from
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="gloo on one machine"),
     pytest.mark.slow,  # the layouts themselves run at every stop in test_two_processes.py
 ]
-RECIPES, WORKER = (
-    Path(rlhf_nb.__file__).parent / "recipes",
-    str(Path(__file__).with_name("recipe_worker.py")),
-)
+RECIPES = Path(rlhf_nb.__file__).parent / "recipes"
+WORKER = str(Path(__file__).with_name("recipe_worker.py"))
 SAYS = dict(
     ddp="2 processes, DDP (MULTI_CPU), cpu, float32",
     zero2="2 processes, DeepSpeed ZeRO-2 (DEEPSPEED), cpu, bf16",
@@ -38,25 +34,15 @@ ON_GPUS = dict(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipes")
-    policy = saved_base(folder, [f"tell {i} of a" for i in range(4)])
-    shutil.copytree(folder / "base", folder / "scorer")  # its tokenizer
-    scorer_from(policy, 0).save_pretrained(folder / "scorer")
+    saved_base(folder, [f"tell {i} of a" for i in range(4)])
     return folder
 
 
 def launch(recipe: str, folder: Path, **env: str) -> subprocess.CompletedProcess:
     """The recipe as it is, but for the number of processes, which is what its first lines say to
     edit."""
-    words = [
-        "--config_file",
-        str(RECIPES / f"{recipe}.yaml"),
-        "--num_processes",
-        "2",
-        "--main_process_port",
-        "0",
-        WORKER,
-        str(folder),
-    ]
+    words = ["--config_file", str(RECIPES / f"{recipe}.yaml"), "--num_processes", "2"]
+    words += ["--main_process_port", "0", WORKER, str(folder)]
     return subprocess.run(
         [sys.executable, "-m", "accelerate.commands.launch", *words],
         capture_output=True,
@@ -73,9 +59,8 @@ def launch(recipe: str, folder: Path, **env: str) -> subprocess.CompletedProcess
 def test_the_recipe_runs_on_two_processes(recipe, folder):
     if "zero" in recipe:
         need_deepspeed()
-    cpu = (
-        dict(ACCELERATE_USE_CPU="true") if recipe == "ddp" else dict(DS_ACCELERATOR="cpu")
-    )  # ACCELERATE_USE_CPU would turn DeepSpeed off
+    # ACCELERATE_USE_CPU would turn DeepSpeed off
+    cpu = dict(ACCELERATE_USE_CPU="true") if recipe == "ddp" else dict(DS_ACCELERATOR="cpu")
     done = launch(recipe, folder, CUDA_VISIBLE_DEVICES="", **cpu)
     assert done.returncode == 0 and done.stdout.count(SAYS[recipe]) == 1, (
         done.stdout[-2000:] + done.stderr[-4000:]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from ppo_fixtures import PROMPTS, SIZES, likes_c, logs, untimed
+from ppo_fixtures import PROMPTS, SIZES, likes_c, logs, saved_base, untimed
 from small_runs import QUIET, RUN, SAVED, TOLD
 
 import rlhf_nb.diagnose.replay as module
@@ -436,11 +436,7 @@ def test_the_command_refuses_in_one_line(run, capsys, words, said):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
 def test_two_processes_do_it_bit_for_bit_and_one_refuses(tmp_path):
-    from rlhf_nb.training.model_loading import train_tokenizer
-
-    tokenizer = train_tokenizer(TOLD)
-    tiny_policy(tokenizer, 0, **SIZES).save_pretrained(tmp_path / "base")
-    tokenizer.save_pretrained(tmp_path / "base")
+    saved_base(tmp_path, TOLD)
     worker = Path(__file__).with_name("replay_worker.py")
     env = dict(ACCELERATE_USE_CPU="true")
     done = forks.run(worker, str(tmp_path), folder=tmp_path, ranks=2, **env)

@@ -79,11 +79,9 @@ def test_tensorboard_gets_metrics_and_tables(tmp_path):
     assert [event.step for event in found.Scalars("train/objective/scores")] == [1, 2, 3]
     texts = found.Tensors(next(tag for tag in tags["tensors"] if tag.startswith("completions")))
     said = texts[-1].tensor_proto.string_val[0].decode()
-    assert (
-        len(texts) == 3
-        and said.splitlines()[0] == "| query | model response | score |"
-        and len(said.splitlines()) == 7
-    )
+    assert len(texts) == 3
+    assert said.splitlines()[0] == "| query | model response | score |"
+    assert len(said.splitlines()) == 7
     assert last_table(tmp_path)["query"][2] in said
 
 
@@ -127,8 +125,7 @@ def test_an_evaluation_before_the_training_reports_too(ppo, tmp_path):
 # catches: a card of a run that was never trained, results that vanish with Trainer's own last log,
 # paths and secrets that go out with it
 def test_the_card_states_recipe_data_seeds_and_results(ppo, tmp_path):
-    trainer = ppo(seed=11, kl_coef=0.07, num_sample_generations=1, hub_token="hf_secret")
-    trainer.train()
+    trainer = ppo.trained(seed=11, kl_coef=0.07, num_sample_generations=1, hub_token="hf_secret")
     trainer.save_model(str(tmp_path / "saved"))
     card = (tmp_path / "saved" / "README.md").read_text()
     head = yaml.safe_load(card.split("---")[1])
@@ -147,15 +144,13 @@ def test_the_card_states_recipe_data_seeds_and_results(ppo, tmp_path):
     ):
         assert line in card, line
     assert "hf_secret" not in card and str(tmp_path) not in card
-    again = ppo(seed=11, kl_coef=0.07)
-    again.train()
+    again = ppo.trained(seed=11, kl_coef=0.07)
     again.save_model(str(tmp_path / "again"))
     assert (
         next(line for line in card.splitlines() if "sha256" in line)
         in (tmp_path / "again" / "README.md").read_text()
     )
-    checkpointed = ppo(save_strategy="steps", save_steps=1, total_episodes=8)
-    checkpointed.train()
+    checkpointed = ppo.trained(save_strategy="steps", save_steps=1, total_episodes=8)
     assert (
         "| kl_coef |"
         in (Path(checkpointed.args.output_dir) / "checkpoint-1" / "README.md").read_text()
@@ -190,14 +185,11 @@ def test_a_hub_that_goes_away_costs_nothing(ppo, monkeypatch, tmp_path, caplog):
     with caplog.at_level("WARNING"):
         trainer.save_model()
     said = [record.getMessage() for record in caplog.records if "not pushed" in record.getMessage()]
-    assert (
-        len(said) == 1
-        and "training is not affected" in said[0]
-        and (Path(trainer.args.output_dir) / "model.safetensors").is_file()
-    )
-    assert (
-        Path(trainer.args.output_dir) / "checkpoint-2" / "manifest.json"
-    ).is_file() and trainer.state.global_step == 3
+    assert len(said) == 1
+    assert "training is not affected" in said[0]
+    assert (Path(trainer.args.output_dir) / "model.safetensors").is_file()
+    assert (Path(trainer.args.output_dir) / "checkpoint-2" / "manifest.json").is_file()
+    assert trainer.state.global_step == 3
     with pytest.raises(Exception, match="(?i)offline|reach|connect"):
         trainer.push_to_hub()  # asked by hand, the error is the user's to see
 

@@ -242,13 +242,9 @@ def test_with_permuted_labels_nothing_is_learned(small_args):
         data = labelled.remove_columns(ANSWERS)
         for name, column in zip(ANSWERS, both):
             data = data.add_column(name, list(column))
+        sizes = dict(per_device_train_batch_size=16, num_train_epochs=1)
         args = small_args(
-            RewardConfig,
-            logging_strategy="no",
-            max_length=44,
-            learning_rate=5e-3,
-            per_device_train_batch_size=16,
-            num_train_epochs=1,
+            RewardConfig, logging_strategy="no", max_length=44, learning_rate=5e-3, **sizes
         )
         small = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
         model = scorer_from(tiny_policy(tokenizer, 1, **small), 1)
@@ -370,15 +366,11 @@ def test_calibration_by_hand():
         if (inside := (sure >= low) & (sure < high)).any()
     )
     table = calibration(torch.tensor(chosen), torch.tensor(rejected), bins=7)
-    assert (
-        calibration_error(table) == pytest.approx(error, abs=1e-9)
-        and table.pairs.sum() == 500
-        and table.predicted.between(0.5, 1).all()
-    )
-    assert (
-        calibration_error(calibration(torch.zeros(5), torch.zeros(5))) == 0
-        and len(calibration(torch.tensor([1e4]), torch.zeros(1))) == 1
-    )
+    assert calibration_error(table) == pytest.approx(error, abs=1e-9)
+    assert table.pairs.sum() == 500
+    assert table.predicted.between(0.5, 1).all()
+    assert calibration_error(calibration(torch.zeros(5), torch.zeros(5))) == 0
+    assert len(calibration(torch.tensor([1e4]), torch.zeros(1))) == 1
     with pytest.raises(ValueError, match="1 of 2 pairs"):
         calibration(torch.tensor([1.0, float("nan")]), torch.zeros(2))
 
@@ -393,11 +385,9 @@ def test_a_model_that_says_what_happens_is_calibrated():
     error = lambda k: calibration_error(calibration(k * gap, torch.zeros(20000)))
     assert error(1) < 0.015 and error(2) > 0.04 and error(0.5) > 0.04
     axis = calibration_plot(calibration(gap, torch.zeros(20000))).axes[0]
-    assert (
-        axis.get_xlabel().startswith("predicted")
-        and axis.get_ylabel().startswith("observed")
-        and "0.0" in axis.get_title()
-    )
+    assert axis.get_xlabel().startswith("predicted")
+    assert axis.get_ylabel().startswith("observed")
+    assert "0.0" in axis.get_title()
 
 
 # ---- Labels the wrong way round ----

@@ -7,16 +7,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-    StopStringCriteria,
-)
+from small_models import small_config
+from transformers import AutoModelForCausalLM, PreTrainedModel, StopStringCriteria
 
 from rlhf_nb.masks import left_pad
 from rlhf_nb.rollout import (
@@ -33,21 +25,13 @@ from rlhf_nb.sampling import Sampling, draw_tokens
 from rlhf_nb.training.model_loading import train_bpe_tokenizer
 
 V, PAD, STOP = 12, 0, 1
-small = dict(
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=48,
-    initializer_range=0.4,
-)
-ids = dict(vocab_size=V, pad_token_id=PAD, eos_token_id=STOP, bos_token_id=None)
+SMALL = dict(num_hidden_layers=2, max_position_embeddings=48, initializer_range=0.4)
 CONFIGS = dict(
-    neox=GPTNeoXConfig(**small, **ids),
-    llama=LlamaConfig(**small, **ids, num_key_value_heads=1),
-    gpt2=GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=48, initializer_range=0.4, **ids),
-    qwen2=Qwen2Config(**small, **ids, num_key_value_heads=1),
-    qwen3=Qwen3Config(**small, **ids, num_key_value_heads=1, head_dim=8),
+    neox=small_config("gpt_neox", **SMALL),
+    llama=small_config("llama", **SMALL, num_key_value_heads=1),
+    gpt2=small_config("gpt2", **SMALL),
+    qwen2=small_config("qwen2", **SMALL, num_key_value_heads=1),
+    qwen3=small_config("qwen3", **SMALL, num_key_value_heads=1, head_dim=8),
 )
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [5, 5], [10], [2, 3, 4]]
 
@@ -97,10 +81,8 @@ def test_first_tokens_follow_softmax(temperature):
         found, wanted = torch.bincount(ids, minlength=V).double(), n * p
         likely = wanted > 5
         chi2 = ((found - wanted)[likely] ** 2 / wanted[likely]).sum().item()
-        assert (
-            chi2 < likely.sum() + 4 * (2 * likely.sum()) ** 0.5
-            and (found[~likely].sum() - wanted[~likely].sum()).abs() < 20
-        )
+        assert chi2 < likely.sum() + 4 * (2 * likely.sum()) ** 0.5
+        assert (found[~likely].sum() - wanted[~likely].sum()).abs() < 20
 
 
 # catches: a cache that forgets, positions that drift, a mask that stays behind: later tokens given
@@ -109,10 +91,8 @@ def test_first_tokens_follow_softmax(temperature):
 def test_later_tokens_follow_softmax_too(name):
     model, n = model_of(name), 3000
     prompt, mask = left_pad([[3, 4, 5]] * n, PAD)
-    prompt, mask = (
-        torch.cat([torch.full((n, 2), PAD), prompt], 1),
-        torch.cat([torch.zeros(n, 2, dtype=torch.bool), mask], 1),
-    )
+    prompt = torch.cat([torch.full((n, 2), PAD), prompt], 1)
+    mask = torch.cat([torch.zeros(n, 2, dtype=torch.bool), mask], 1)
     drawn = sample(model, prompt, mask, Sampling(3, PAD, (), 1.0), seeded()).response_ids
     first = drawn[:, :2].mode(0).values
     given = drawn[(drawn[:, :2] == first).all(1), 2]
@@ -140,9 +120,8 @@ def test_truncation_by_hand(top_k, top_p, kept):
         1, order, torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     )
     before, found = logits.clone(), truncate_logits(logits, top_k, top_p).isfinite()[0]
-    assert {
-        order.tolist().index(i) for i in found.nonzero()[:, 0].tolist()
-    } == kept and torch.equal(logits, before)
+    assert {order.tolist().index(i) for i in found.nonzero()[:, 0].tolist()} == kept
+    assert torch.equal(logits, before)
 
 
 def test_top_k_and_top_p_reach_the_sampler():
@@ -154,11 +133,9 @@ def test_top_k_and_top_p_reach_the_sampler():
         .response_ids[:, 0]
         .tolist()
     )
-    assert (
-        drawn(top_k=3) == set(p.topk(3).indices.tolist())
-        and drawn(top_k=1) == drawn(top_p=1e-6) == {p.argmax().item()}
-        and len(drawn()) > 3
-    )
+    assert drawn(top_k=3) == set(p.topk(3).indices.tolist())
+    assert drawn(top_k=1) == drawn(top_p=1e-6) == {p.argmax().item()}
+    assert len(drawn()) > 3
 
 
 # ---- Padding, stops, leftovers ----
@@ -175,11 +152,9 @@ def test_rows_end_at_their_stop():
         n = int(keep.sum())
         lengths.add((n, stopped))
         assert keep.tolist() == [True] * n + [False] * (6 - n) and ids[n:] == [PAD] * (6 - n)
-        assert (
-            not set(ids[: n - 1]) & {STOP, 7}
-            and stopped == (ids[n - 1] in (STOP, 7))
-            and (stopped or n == 6)
-        )
+        assert not set(ids[: n - 1]) & {STOP, 7}
+        assert stopped == (ids[n - 1] in (STOP, 7))
+        assert stopped or n == 6
     assert {(1, True), (2, True), (6, True), (6, False)} <= lengths
 
 
@@ -204,19 +179,16 @@ def check_draw(draw, monkeypatch) -> None:
         with monkeypatch.context() as patch:
             at(patch, [0.0, 0.25, 0.5 - 1e-12, 0.5, 0.75, 1 - 2.0**-53])
             assert draw((four * scale).expand(6, 5)).tolist() == [[1], [1], [1], [3], [3], [3]]
-    short = torch.full(
-        (2**17,), 1e-3 / 2**17
-    )  # pieces of 7.6e-9: float32 cannot tell them apart near 1
+    # pieces of 7.6e-9: float32 cannot tell them apart near 1
+    short = torch.full((2**17,), 1e-3 / 2**17)
     line, wanted = torch.cat([torch.tensor([0.999]), short]), torch.tensor([5, 100, 77_777, 2**17])
     ends = line.double().cumsum(0)
     with monkeypatch.context() as patch:
         at(patch, ((ends[wanted] + ends[wanted - 1]) / 2 / ends[-1]).tolist())
         assert draw(line.expand(4, -1))[:, 0].tolist() == wanted.tolist()
     many = torch.rand(21, 2**18, generator=seeded(1))  # more than one block
-    ends, chance = (
-        many.double().cumsum(1),
-        torch.rand(21, 1, dtype=torch.float64, generator=seeded(2)),
-    )
+    ends = many.double().cumsum(1)
+    chance = torch.rand(21, 1, dtype=torch.float64, generator=seeded(2))
     assert torch.equal(draw(many, seeded(2)), (ends <= chance * ends[:, -1:]).sum(1, keepdim=True))
 
 
@@ -283,11 +255,9 @@ def test_the_first_token_may_be_the_stop_and_none_runs_to_the_limit():
     model = model_of()
     prompt, mask = left_pad(PROMPTS, PAD)
     first = sample(model, prompt, mask, Sampling(5, PAD, tuple(range(V))), seeded())
-    assert (
-        first.mask.tolist() == [[True] + [False] * 4] * 4
-        and first.stopped.all()
-        and (first.response_ids[:, 1:] == PAD).all()
-    )
+    assert first.mask.tolist() == [[True] + [False] * 4] * 4
+    assert first.stopped.all()
+    assert (first.response_ids[:, 1:] == PAD).all()
     endless = sample(model, prompt, mask, Sampling(6, PAD), seeded())
     assert endless.mask.all() and not endless.stopped.any()
 
@@ -364,11 +334,9 @@ def test_the_generator_is_the_only_chance():
         sample(model, *left_pad(PROMPTS, PAD), Sampling(8, PAD, (STOP,)), seeded(seed)).response_ids
     )
     state = torch.random.get_rng_state()
-    assert (
-        torch.equal(draw(1), draw(1))
-        and not torch.equal(draw(1), draw(2))
-        and torch.equal(torch.random.get_rng_state(), state)
-    )
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+    assert torch.equal(torch.random.get_rng_state(), state)
     torch.manual_seed(1)
     first = sample(model, *left_pad(PROMPTS, PAD), Sampling(8, PAD, (STOP,))).response_ids
     torch.manual_seed(1)
@@ -503,12 +471,10 @@ def test_select_picks_every_field():
         ), name
     for name in ("prompts", "responses", "tokens"):
         assert getattr(picked, name) == [getattr(r, name)[i] for i in (6, 2, 2)]
-    assert (
-        picked.columns["label"] == [6, 2, 2]
-        and picked.info == r.info
-        and len(picked) == 3
-        and isinstance(picked, Rollout)
-    )
+    assert picked.columns["label"] == [6, 2, 2]
+    assert picked.info == r.info
+    assert len(picked) == 3
+    assert isinstance(picked, Rollout)
     assert_same(r.select(r.stopped), r.select([i for i in range(len(r)) if i % 2 == 0]))
     # an empty list becomes floats, which index nothing
     assert len(r.select(torch.zeros(len(r), dtype=torch.bool))) == len(r.select([])) == 0
@@ -520,14 +486,11 @@ def test_tables_show_real_tokens_alone():
     by_token, episodes = r.by_token(), r.episodes()
     assert len(by_token) == int(r.mask.sum()) and len(episodes) == len(r)
     row = by_token[(by_token.episode == 3) & (by_token.position == 2)].iloc[0]
-    assert (
-        row.id == r.response_ids[3, 2]
-        and row.returns == pytest.approx(r.returns[3, 2].item())
-        and row.token == r.tokens[3][2]
-    )
-    assert episodes.length.tolist() == r.mask.sum(1).tolist() and episodes.kl[1] == pytest.approx(
-        r.kl[1, :2].sum().item()
-    )
+    assert row.id == r.response_ids[3, 2]
+    assert row.returns == pytest.approx(r.returns[3, 2].item())
+    assert row.token == r.tokens[3][2]
+    assert episodes.length.tolist() == r.mask.sum(1).tolist()
+    assert episodes.kl[1] == pytest.approx(r.kl[1, :2].sum().item())
     assert "<script>" not in r._repr_html_() and "</script><b>" not in r._repr_html_()
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from datasets import Dataset, concatenate_datasets
 from ppo_fixtures import BEST, check_adapter, check_best, check_damaged
+from small_models import STILL, small_model
 
 from rlhf_nb.base.encoding import marked_pair
 from rlhf_nb.sft import (
@@ -63,10 +64,8 @@ def test_the_stop_token_is_never_cut(world, tokenizer, spare):
     learned = lambda row: [label for label in row["labels"] if label != -100]
     longest = max(len(learned(row)) for row in whole)
     for full, cut in zip(whole, encode_rows(world["train"], tokenizer, longest + spare)):
-        assert (
-            cut["input_ids"] == full["input_ids"][-(longest + spare) :]
-            and cut["input_ids"][-1] == tokenizer.eos_token_id
-        )
+        assert cut["input_ids"] == full["input_ids"][-(longest + spare) :]
+        assert cut["input_ids"][-1] == tokenizer.eos_token_id
         assert cut["length"] == len(cut["input_ids"]) and learned(cut) == learned(full)
     with pytest.raises(ValueError, match=f"max_length is {longest}: raise max_length"):
         encode_rows(world["train"], tokenizer, longest)
@@ -121,14 +120,11 @@ def test_losses_of_a_bf16_model_are_added_up_in_float32():
 def test_the_step_does_not_depend_on_accumulation(trained):
     weights = []
     for rows, steps in ((8, 1), (2, 4)):
-        trainer = trained(
-            per_device_train_batch_size=rows,
-            gradient_accumulation_steps=steps,
-            max_steps=1,
-            train_sampling_strategy="sequential",
-            optim="sgd",
-            max_grad_norm=0,
+        sizes = dict(
+            per_device_train_batch_size=rows, gradient_accumulation_steps=steps, max_steps=1
         )
+        learning = dict(optim="sgd", max_grad_norm=0)
+        trainer = trained(train_sampling_strategy="sequential", **sizes, **learning)
         trainer.train()
         weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
     assert (weights[0] - weights[1]).abs().max() < 1e-6
@@ -197,32 +193,9 @@ def test_what_is_no_text_is_named(chatty, prompt, completion, complaint):
 
 def families(tokenizer) -> dict:
     "A tiny model of each kind of positions: rotary in part, rotary, learned."
-    from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig
-
-    ids = dict(vocab_size=len(tokenizer), pad_token_id=0, bos_token_id=None, eos_token_id=1)
-    small = dict(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        initializer_range=0.5,
-    )
-    configs = dict(
-        gpt_neox=GPTNeoXConfig(**ids, **small),
-        llama=LlamaConfig(**ids, **small),
-        gpt2=GPT2Config(
-            **ids,
-            n_embd=16,
-            n_layer=2,
-            n_head=2,
-            initializer_range=0.5,
-            resid_pdrop=0,
-            embd_pdrop=0,
-            attn_pdrop=0,
-        ),
-    )
-    torch.manual_seed(0)
-    return {name: AutoModelForCausalLM.from_config(config) for name, config in configs.items()}
+    how = dict(num_hidden_layers=2, initializer_range=0.5, max_position_embeddings=1024)
+    how |= dict(vocab_size=len(tokenizer), **STILL)
+    return {name: small_model(name, **how) for name in ("gpt_neox", "llama", "gpt2")}
 
 
 @pytest.fixture(scope="module")
@@ -236,17 +209,9 @@ def uneven(world):
 
 
 def run(tokenizer, data, small_args, kind, **changes):
-    args = small_args(
-        SFTConfig,
-        per_device_train_batch_size=6,
-        gradient_accumulation_steps=2,
-        num_train_epochs=1,
-        learning_rate=0.05,
-        optim="sgd",
-        max_grad_norm=0,
-        lr_scheduler_type="constant",
-        **changes,
-    )
+    sizes = dict(per_device_train_batch_size=6, gradient_accumulation_steps=2, num_train_epochs=1)
+    learning = dict(learning_rate=0.05, optim="sgd", max_grad_norm=0, lr_scheduler_type="constant")
+    args = small_args(SFTConfig, **changes, **sizes, **learning)
     trainer = SFTTrainer(families(tokenizer)[kind], args, data, data.select(range(13)), tokenizer)
     start = trainer.evaluate()["eval_loss"]
     trainer.train()
@@ -263,12 +228,10 @@ def test_packing_changes_no_loss(tokenizer, uneven, small_args, kind):
     (off, losses, start), (on, packed, packed_start) = (
         run(tokenizer, uneven, small_args, kind, packing=p) for p in (False, True)
     )
-    assert (
-        packed == pytest.approx(losses, abs=1e-5)
-        and packed_start == pytest.approx(start, abs=1e-5)
-        and len(losses) == 4
-        and losses[-1] < losses[0]
-    )
+    assert packed == pytest.approx(losses, abs=1e-5)
+    assert packed_start == pytest.approx(start, abs=1e-5)
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
     assert sum(packed) / 4 == pytest.approx(sum(losses) / 4, abs=1e-5)
     assert (
         max(
@@ -293,22 +256,17 @@ def test_lines_by_hand():
         dict(input_ids=[8, 1], labels=[-100, 1]),
     ]
     batch = packed_batch(rows, 9)
-    assert batch["input_ids"].tolist() == [[4, 5, 6, 7, 1], [2, 3, 1, 8, 1]] and batch[
-        "position_ids"
-    ].tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 0, 1]]
-    assert (
-        batch["labels"].tolist() == [[-100, -100, -100, 7, 1], [-100, 3, 1, -100, 1]]
-        and batch["use_cache"] is False
-        and "attention_mask" not in batch
-    )
+    assert batch["input_ids"].tolist() == [[4, 5, 6, 7, 1], [2, 3, 1, 8, 1]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 0, 1]]
+    assert batch["labels"].tolist() == [[-100, -100, -100, 7, 1], [-100, 3, 1, -100, 1]]
+    assert batch["use_cache"] is False
+    assert "attention_mask" not in batch
     wide = packed_batch(rows[1:], 9, 9)
     assert wide["input_ids"].tolist() == [[4, 5, 6, 7, 1, 8, 1]]
     left = packed_batch(rows[:2], 9)
-    assert (
-        left["input_ids"].tolist()[1] == [2, 3, 1, 9, 9]
-        and left["position_ids"].tolist()[1] == [0, 1, 2, 0, 1]
-        and left["labels"].tolist()[1][3:] == [-100, -100]
-    )
+    assert left["input_ids"].tolist()[1] == [2, 3, 1, 9, 9]
+    assert left["position_ids"].tolist()[1] == [0, 1, 2, 0, 1]
+    assert left["labels"].tolist()[1][3:] == [-100, -100]
 
 
 # catches: a model that leaks trained with packing in silence
@@ -329,10 +287,8 @@ def test_a_model_that_mixes_rows_is_refused(tokenizer, uneven, small_args):
 
 # catches: a row beyond the model's positions found by an index error in the middle of an epoch
 def test_a_row_beyond_the_positions_is_named(tiny, tokenizer, world, small_args):
-    data, model = (
-        world["train"].select_columns(["prompt", "completion"]),
-        tiny(max_position_embeddings=40),
-    )
+    data = world["train"].select_columns(["prompt", "completion"])
+    model = tiny(max_position_embeddings=40)
     with pytest.raises(ValueError, match="40 positions: set max_length=40"):
         SFTTrainer(model, small_args(SFTConfig), data, None, tokenizer)
     with pytest.raises(ValueError, match="40 positions"):
@@ -386,15 +342,9 @@ def test_a_resumed_run_is_the_same_bit_for_bit(
     )
 
     def go(resume=None):
-        args = small_args(
-            SFTConfig,
-            save_strategy="steps",
-            save_steps=2,
-            per_device_train_batch_size=4,
-            max_steps=8,
-            learning_rate=1e-2,
-            packing=packing,
-        )
+        saves = dict(save_strategy="steps", save_steps=2)
+        sizes = dict(per_device_train_batch_size=4, max_steps=8)
+        args = small_args(SFTConfig, learning_rate=1e-2, packing=packing, **saves, **sizes)
         model = families(tokenizer)[kind]
         if resume:
             torch.nn.init.normal_(next(model.parameters()))  # another start must not matter
@@ -555,9 +505,8 @@ def test_a_stream_is_resumed_in_the_pass_it_was_in(tiny, letters, small_args, tm
     whole = make(output_dir=str(tmp_path / "whole"))
     seen = shown(whole)
     whole.train()
-    passes = [
-        [i for batch in seen[k : k + 4] for i in batch] for k in (0, 4, 8)
-    ]  # of five batches, the last is left out
+    # of five batches, the last is left out
+    passes = [[i for batch in seen[k : k + 4] for i in batch] for k in (0, 4, 8)]
     assert len(seen) == 14 and all(len(set(rows)) == 8 for rows in passes)
     assert (passes[0] == passes[1] == passes[2]) == (not shuffled)
     for step in (3, 4, 6):  # within the second pass, at its end, at the end of the third

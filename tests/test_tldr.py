@@ -80,9 +80,8 @@ def test_posts_have_the_form_of_the_hub(world):
     assert set(world) == {"train", "validation", "test"}
     assert all(rows.column_names == columns for rows in world.values())
     for row in world["train"]:
-        assert re.fullmatch(
-            r"SUBREDDIT: r/\w+\n\nTITLE: .+\n\nPOST: .+\n\nTL;DR:", row["prompt"]
-        ) and row["completion"].startswith(" ")
+        assert re.fullmatch(r"SUBREDDIT: r/\w+\n\nTITLE: .+\n\nPOST: .+\n\nTL;DR:", row["prompt"])
+        assert row["completion"].startswith(" ")
 
 
 # catches: a fact that no sentence tells (then no policy could know it), a distractor that says the
@@ -93,11 +92,9 @@ def test_the_post_tells_every_fact_and_what_is_shown():
         facts = draw_facts(rng, "train")
         prompt, shown = write_post(facts, rng)
         words = re.findall(r"\w+", prompt.split("POST:")[1])
-        assert (
-            set(facts.values()) <= set(words)
-            and set(shown.values()) <= set(words)
-            and all(shown[slot] != facts[slot] for slot in shown)
-        )
+        assert set(facts.values()) <= set(words)
+        assert set(shown.values()) <= set(words)
+        assert all(shown[slot] != facts[slot] for slot in shown)
         assert set(words) & set(every_value) == set(facts.values()) | set(shown.values())
 
 
@@ -199,22 +196,7 @@ def test_no_trick_is_worth_a_perfect_summary(text):
 @given(
     st.lists(
         st.sampled_from(
-            [
-                *every_value,
-                "my",
-                "on",
-                "because",
-                "they",
-                "were",
-                ",",
-                ".",
-                "i",
-                "feel",
-                "should",
-                "?",
-                "so",
-                "basically",
-            ]
+            [*every_value, *"my on because they were , . i feel should ? so basically".split()]
         ),
         max_size=60,
     ).map(" ".join),
@@ -222,11 +204,9 @@ def test_no_trick_is_worth_a_perfect_summary(text):
 )
 def test_seven_is_the_most(text, stopped):
     verdict = gold_judge(text, TRUTH, stopped)
-    assert (
-        verdict.gold <= 7
-        and verdict.covered <= 7
-        and verdict.covered + verdict.invented + verdict.repeated <= verdict.words
-    )
+    assert verdict.gold <= 7
+    assert verdict.covered <= 7
+    assert verdict.covered + verdict.invented + verdict.repeated <= verdict.words
 
 
 def test_what_the_grammar_writes_is_well_formed():
@@ -282,23 +262,18 @@ def test_every_edit_pair_differs_in_gold(kind):
         a, b, said = edit_pair(facts, shown, rng, [kind])
         gold = [gold_judge(text, facts).gold for text in (a, b)]
         assert a != b and gold[0] != gold[1]
-        assert said == kind or (
-            kind == "drop" and said == "swap"
-        )  # nothing to drop: one of the facts is swapped
+        # nothing to drop: one of the facts is swapped
+        assert said == kind or (kind == "drop" and said == "swap")
         sides.add(gold[0] > gold[1])
     assert sides == {True, False}
 
 
 def test_pairs_carry_gold_and_noise(world):
     pairs = edit_pairs(world["train"], seed=0)
-    assert pairs.column_names == [
-        "prompt",
-        "chosen",
-        "rejected",
-        "kind",
-        "gold_chosen",
-        "gold_rejected",
-    ] and len(pairs) == len(world["train"])
+    assert (
+        pairs.column_names == "prompt chosen rejected kind gold_chosen gold_rejected".split()
+        and len(pairs) == len(world["train"])
+    )
     assert (
         pairs.to_list()
         == edit_pairs(world["train"], seed=0).to_list()
@@ -345,6 +320,5 @@ def test_a_swapped_fact_is_wrong(seed, slot):
     rng = random.Random(seed)
     shown = {slot: wrong_facts(TRUTH, rng)[slot]} if seed % 2 else {}
     changed = swap_fact(TRUTH, shown, [slot], rng)
-    assert {name for name in TRUTH if changed[name] != TRUTH[name]} == {slot} and changed[
-        slot
-    ] in FACTS[slot]
+    assert {name for name in TRUTH if changed[name] != TRUTH[name]} == {slot}
+    assert changed[slot] in FACTS[slot]

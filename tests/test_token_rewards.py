@@ -85,8 +85,8 @@ def check_landing() -> None:
             assert row[at] == 2.5 and sum(x == x for x in row) == 1, (text, end, row)
 
 
+# catches: the token behind the end, the first piece of a character, the stop token
 def test_an_end_lands_on_the_last_token_that_begins_before_it():
-    """Catches: the token behind the end, the first piece of a character, the stop token."""
     check_landing()
     assert called([[(5, 1.0)], 0.0, 0.0, 0.0])[0].tolist()[4] == 1.0  # the last piece of 茶
 
@@ -154,9 +154,9 @@ def test_what_is_wrong_is_said_in_one_line(bad, complaint):
         called([0.0, 0.0, [(1, 1.0)], 0.0])
 
 
+# catches: a response's number on every token, weights that are left out, a rollout wider than its
+# rows
 def test_judges_of_both_kinds_are_joined_on_the_last_token():
-    """Catches: a response's number on every token, weights that are left out, a rollout wider than
-    its rows."""
     steps = lambda prompts, responses: [[(1, 1.0)] if text else [] for text in responses]
     length = lambda prompts, responses: [float(len(text)) for text in responses]
     where, width = written(), 12
@@ -315,9 +315,9 @@ def check_numbers(kinds=("steps", "tokens")) -> None:
             assert_allclose([x for row in copy for x in row], want[r.mask.numpy()], **case)
 
 
+# catches: what five of the wrong programs do, and steps of 0 that are forgotten; here or in the
+# copy of the preflight
 def test_numbers_are_those_of_numpy():
-    """Catches what five of the wrong programs do, and steps of 0 that are forgotten; here or in the copy
-    of the preflight."""
     check_numbers()
 
 
@@ -421,9 +421,9 @@ def numbers(r: Rollout, rows: slice) -> Rollout:
     return part.with_(paid=None, **sums)
 
 
+# catches: moments of tokens, a rank without scores of tokens that waits for another, a metric that
+# is a mean of means
 def test_two_ranks_compute_what_one_does():
-    """Catches: moments of tokens, a rank without scores of tokens that waits for another, a metric
-    that is a mean of means."""
     cfg = Objective(normalize_scores=True, missing_eos_penalty=0.5, kl_coef=0.3)
     whole = some_rollout(5)
     ends = last_token(whole.mask)
@@ -478,11 +478,10 @@ RUNS = dict(
 KEPT = dict(save_rollouts=True, save_strategy="steps", save_steps=1, save_start=True)
 
 
+# catches: a file without the marks of steps, sums in their place, scores judged again
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_run_keeps_resumes_replays_and_evaluates_them(kind, ppo):
-    "Catches: a file without the marks of steps, sums in their place, scores judged again."
-    trainer = ppo(each_c, **RUNS[kind], **KEPT)
-    trainer.train()
+    trainer = ppo.trained(each_c, **RUNS[kind], **KEPT)
     kept, logged = rollouts(trainer), logs(trainer)
     for r, log in zip(kept, logged):
         assert r.scores.shape == r.raw_scores.shape == r.mask.shape == r.paid.shape
@@ -572,10 +571,10 @@ def read_plainly(model, r: Rollout, i: int) -> np.ndarray:
     return (logits.softmax(-1)[:, 1] if logits.shape[-1] == 2 else logits[:, 0]).numpy()
 
 
+# catches: the logit before the token, the probability of wrong, a separator's next token, a
+# classifier that becomes the value model; and sums of an evaluation
 @pytest.mark.parametrize("level", ["token", "step"])
 def test_a_reward_model_judges_tokens_or_steps(level, ppo, tmp_path):
-    """Catches: the logit before the token, the probability of wrong, a separator's next token, a
-    classifier that becomes the value model; and sums of an evaluation."""
     model = classifier(1 if level == "token" else 2)
     model.save_pretrained(tmp_path / "judge")
     how = dict(reward_level=level) | (dict(step_separator="c") if level == "step" else {})
@@ -656,9 +655,9 @@ def test_settings_that_do_not_fit(settings, complaint, small_args):
 # ---- Files of other trainers ----
 
 
+# catches: padding taken for tokens, a penalty that is lost, lists without tokens shown behind
+# words, sums in the place of tokens
 def test_the_token_scores_of_verl(tmp_path):
-    """Catches: padding taken for tokens, a penalty that is lost, lists without tokens shown behind
-    words, sums in the place of tokens."""
     text, width = "a cup", 9
     ids = BYTES(text)["input_ids"]
     padded = lambda x: [*x, *[0] * (width - len(ids))]

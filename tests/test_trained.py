@@ -19,10 +19,11 @@ from peft import (
     get_peft_model,
 )
 from ppo_fixtures import PROMPTS, SIZES, likes_c, unlike, weights
+from small_models import small_model
 from torch import nn
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import ConstantLR
-from transformers import AutoModelForCausalLM, LlamaConfig, TrainerCallback
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 from rlhf_nb.diagnose.preflight import LADDER
 from rlhf_nb.diagnose.rungs_update import misplaced
@@ -43,21 +44,8 @@ def lora(**changes) -> LoraConfig:
 
 
 def llama(tied: bool = True, rows: int = 12):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=rows,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        tie_word_embeddings=tied,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
-        max_position_embeddings=32,
-        initializer_range=0.3,
-    )
-    return AutoModelForCausalLM.from_config(config)
+    how = dict(vocab_size=rows, tie_word_embeddings=tied, initializer_range=0.3)
+    return small_model("llama", **how)
 
 
 def begin(letters):
@@ -198,8 +186,7 @@ def test_a_schedule_is_that_of_the_optimizer(ppo, letters):
     other = ConstantLR(SGD(policy.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="the lr_scheduler is of another optimizer"):
         ppo(model=policy, parts=dict(optimizers=(None, other)))
-    first = ppo()
-    first.train()
+    first = ppo.trained()
     models = dict(model=first.policy, ref_model=policy, value_model=first.pair.value)
     given = lambda schedule: (
         {k: v for k, v in models.items() if k != "model"}
@@ -231,14 +218,8 @@ def test_both_may_be_set_once_the_trainer_is_made(ppo):
 @pytest.mark.parametrize("trunk", [False, True])
 def test_a_warm_up_leaves_the_policy_out(ppo, trunk):
     seen, lr, decay, eps = Gradients(), 1e-2, 0.1, 1e-8
-    trainer = ppo(
-        value_warmup_updates=2,
-        weight_decay=decay,
-        learning_rate=lr,
-        adam_epsilon=eps,
-        share_value_trunk=trunk,
-        **ONE_STEP,
-    )
+    learning = dict(weight_decay=decay, learning_rate=lr, adam_epsilon=eps)
+    trainer = ppo(value_warmup_updates=2, share_value_trunk=trunk, **ONE_STEP, **learning)
     before = weights(trainer)
     for _ in range(2):
         trainer.step(PROMPTS[:8])
@@ -258,8 +239,7 @@ def test_a_warm_up_leaves_the_policy_out(ppo, trunk):
 
 
 def test_a_warm_up_ignores_the_momentum_of_a_run_before(ppo, letters):
-    first = ppo(parts=dict(optimizer_cls_and_kwargs=(SGD, dict(lr=0.1, momentum=0.9))))
-    first.train()
+    first = ppo.trained(parts=dict(optimizer_cls_and_kwargs=(SGD, dict(lr=0.1, momentum=0.9))))
     parts = dict(value_model=first.pair.value, ref_model=begin(letters))
     second = ppo(
         model=first.policy,
@@ -518,10 +498,9 @@ def test_an_adapter_on_embedding_or_head_is_saved_as_trained(
     ppo, saved, stages, tmp_path, config, tied
 ):
     base = saved(llama(tied))
-    trainer = ppo(
+    trainer = ppo.trained(
         model=load_policy(base), learning_rate=5e-2, parts=dict(peft_config=lora(**TIED[config]))
     )
-    trainer.train()
     wanted = trainer.policy(IDS).logits
     assert (wanted - load_policy(base)(IDS).logits).abs().max() > 0.1
     trainer.save_model(str(tmp_path / "adapter"))
@@ -542,14 +521,13 @@ def test_an_adapter_on_an_adapter_is_loaded_as_trained(ppo, stages, saved, tmp_p
     base = saved(llama())
     sft = stages.folder(stages("sft", base, peft_config=lora()))
     judge = stages.folder(stages("reward", base, peft_config=lora()))
-    trainer = ppo(
+    trainer = ppo.trained(
         load_judge(judge),
         model=load_policy(sft),
         learning_rate=5e-2,
         save_value_model=True,
         parts=dict(peft_config=lora(), value_peft_config=lora()),
     )
-    trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
     again = load_policy(str(tmp_path / "saved"))
     torch.testing.assert_close(again(IDS).logits, trainer.policy(IDS).logits, atol=1e-4, rtol=0)
@@ -652,10 +630,9 @@ def test_a_saved_value_model_starts_another_run(ppo, saved, letters, tmp_path, k
     if kind == "adapter":
         parts = dict(value_peft_config=LoraConfig(r=2, target_modules=["query_key_value"]))
     how = dict(share_value_trunk=kind == "head")
-    trainer = ppo(
+    trainer = ppo.trained(
         model=load_policy(base), parts=parts, save_value_model=True, learning_rate=1e-2, **how
     )
-    trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
     r = trainer.rollout(PROMPTS[:8])
     given = dict(value_model=str(tmp_path / "saved" / "value"))

@@ -50,14 +50,11 @@ from rlhf_nb.training.model_loading import tiny_policy
 def test_a_rollout_by_hand(ppo, letters):
     trainer = ppo(temperature=0.7)
     r, policy, value = trainer.rollout(PROMPTS), trainer.model.policy, trainer.model.value
-    assert (
-        r.responses
-        == [
-            letters.decode([i for i in row[keep].tolist() if i != STOP])
-            for row, keep in zip(r.response_ids, r.mask)
-        ]
-        and r.prompts == PROMPTS
-    )
+    assert r.responses == [
+        letters.decode([i for i in row[keep].tolist() if i != STOP])
+        for row, keep in zip(r.response_ids, r.mask)
+    ]
+    assert r.prompts == PROMPTS
     for b in range(len(r)):
         prompt, answer = r.prompt_ids[b][r.prompt_mask[b]], r.response_ids[b][r.mask[b]]
         logp = (policy(torch.cat([prompt, answer])[None]).logits[0] / 0.7).log_softmax(-1)[
@@ -65,9 +62,8 @@ def test_a_rollout_by_hand(ppo, letters):
         ]
         hidden = value.base_model(torch.cat([prompt, answer])[None]).last_hidden_state[0]
         n = len(answer)
-        assert torch.allclose(
-            r.logprobs[b, :n], logp.gather(1, answer[:, None])[:, 0], atol=1e-5
-        ) and torch.allclose(r.ref_logprobs[b, :n], r.logprobs[b, :n], atol=1e-6)
+        assert torch.allclose(r.logprobs[b, :n], logp.gather(1, answer[:, None])[:, 0], atol=1e-5)
+        assert torch.allclose(r.ref_logprobs[b, :n], r.logprobs[b, :n], atol=1e-6)
         assert (
             torch.allclose(r.values[b, :n], value.score(hidden)[len(prompt) - 1 : -1, 0], atol=1e-5)
             and not r.values[b, n:].any()
@@ -86,9 +82,8 @@ def test_scores_are_normalised_and_clipped_before_the_penalty(ppo):
         np.clip((second.raw_scores.numpy() - seen.mean()) / seen.std(ddof=1), -0.5, 0.5)
         - ~second.stopped.numpy()
     )
-    assert second.scores.numpy() == pytest.approx(
-        wanted, abs=1e-5
-    ) and first.raw_scores.tolist() == pytest.approx(likes_c(first.prompts, first.responses))
+    assert second.scores.numpy() == pytest.approx(wanted, abs=1e-5)
+    assert first.raw_scores.tolist() == pytest.approx(likes_c(first.prompts, first.responses))
 
 
 # catches: a model asked while it is away, fetched once for each chunk, left on the device, or
@@ -112,7 +107,7 @@ def test_frozen_models_are_offloaded_between_uses(ppo, letters, monkeypatch, est
 
     def run(**changes):
         torch.manual_seed(0)
-        trainer = ppo(
+        trainer = ppo.trained(
             scorer_from(tiny_policy(letters, 5, **SIZES), 5),
             kl_estimator=estimator,
             local_rollout_forward_batch_size=3,
@@ -120,27 +115,22 @@ def test_frozen_models_are_offloaded_between_uses(ppo, letters, monkeypatch, est
             num_ppo_epochs=1,
             **changes,
         )
-        trainer.train()
         return trainer, [untimed(log) for log in logs(trainer)], trainer.evaluate()
 
     (plain, *told), (rested, *same) = run(), run(offload_frozen=True)
-    assert (
-        told == same
-        and not unlike(weights(plain), weights(rested))
-        and "in host memory" in rested.describe()
-        and "in host memory" not in plain.describe()
-    )
+    assert told == same
+    assert not unlike(weights(plain), weights(rested))
+    assert "in host memory" in rested.describe()
+    assert "in host memory" not in plain.describe()
     count = lambda model: sum(1 for _ in model.parameters())
     # three updates, and once before them, to see whether its head can be taken off
     assert fetched.count("GPTNeoXForCausalLM") == (3 * visits + 1) * count(rested.ref_model)
-    assert fetched.count("GPTNeoXForSequenceClassification") == 4 * count(
-        rested.reward_model
-    )  # and the evaluation
+    # and the evaluation
+    assert fetched.count("GPTNeoXForSequenceClassification") == 4 * count(rested.reward_model)
     assert len(wrappers) == 2 and set(away) == {1}
     for wrapper in wrappers:
-        assert wrapper.depth == 0 and all(
-            p.data is kept or p.data_ptr() == kept.data_ptr() for p, kept in wrapper.weights
-        )
+        assert wrapper.depth == 0
+        assert all(p.data is kept or p.data_ptr() == kept.data_ptr() for p, kept in wrapper.weights)
 
 
 def test_columns_reach_the_reward_function(ppo):
@@ -151,16 +141,14 @@ def test_columns_reach_the_reward_function(ppo):
         assert set(rest) == {"why"}
         return [float(n) for n in number]
 
-    trainer = ppo(
+    trainer = ppo.trained(
         bonus,
         data=Dataset.from_dict(dict(prompt=PROMPTS, number=range(24), why=["x"] * 24)),
         save_rollouts=True,
         missing_eos_penalty=0.0,
     )
-    trainer.train()
-    assert all(PROMPTS[n] == prompt for prompt, n in seen) and sorted(n for _, n in seen) == list(
-        range(24)
-    )
+    assert all(PROMPTS[n] == prompt for prompt, n in seen)
+    assert sorted(n for _, n in seen) == list(range(24))
     assert (
         [n for r in rollouts(trainer) for n in r.columns["number"]]
         == [n for _, n in seen]
@@ -195,9 +183,8 @@ def gae_by_hand(r: Rollout, gamma: float, lam: float) -> tuple[np.ndarray, np.nd
 def test_advantages_by_hand(ppo, gamma, lam):
     r = scored(ppo(gamma=gamma, lam=lam, kl_coef=0.3))
     advantages, returns = gae_by_hand(r, gamma, lam)
-    assert r.advantages.numpy() == pytest.approx(
-        advantages, abs=1e-4
-    ) and r.returns.numpy() == pytest.approx(returns, abs=1e-4)
+    assert r.advantages.numpy() == pytest.approx(advantages, abs=1e-4)
+    assert r.returns.numpy() == pytest.approx(returns, abs=1e-4)
 
 
 # catches: a mean over the rectangle instead of the real tokens, kl_coef of the wrong update, a
@@ -207,7 +194,7 @@ def test_advantages_by_hand(ppo, gamma, lam):
     [*(("adaptive", name) for name in ("k1", "k2", "k3", "abs", "full")), ("fixed", "k3")],
 )
 def test_metrics_are_means_over_what_is_real(ppo, kl_estimator, kl_controller):
-    trainer = ppo(
+    trainer = ppo.trained(
         save_rollouts=True,
         kl_estimator=kl_estimator,
         kl_controller=kl_controller,
@@ -218,7 +205,6 @@ def test_metrics_are_means_over_what_is_real(ppo, kl_estimator, kl_controller):
         per_device_train_batch_size=8,
         gradient_accumulation_steps=1,
     )
-    trainer.train()
     assert len(logs(trainer)) == len(rollouts(trainer)) == 3
     for log, r in zip(logs(trainer), rollouts(trainer)):
         real, logr = r.mask.numpy(), (r.ref_logprobs - r.logprobs).double().numpy()
@@ -249,9 +235,8 @@ def test_metrics_are_means_over_what_is_real(ppo, kl_estimator, kl_controller):
             "episode": 8 * (r.info["update"] + 1),
         }
         assert {name: log[name] for name in wanted} == pytest.approx(wanted, abs=1e-5, rel=1e-5)
-        assert (r.kl.numpy()[~real] == 0).all() and (
-            kl_estimator not in ("k2", "k3", "abs", "full") or kl >= 0
-        )
+        assert (r.kl.numpy()[~real] == 0).all()
+        assert kl_estimator not in ("k2", "k3", "abs", "full") or kl >= 0
     for r in rollouts(trainer):  # a saved rollout says with which settings it was made
         live = trainer.objective_for(r)
         assert asdict(live) == r.objective and live.kl_estimator == kl_estimator
@@ -269,21 +254,18 @@ tokens/response_length tokens/per_second time/rollout time/score time/update""".
 # safetensors refuses; the value model or the pair in the saved file, names with a prefix, a model
 # saved before its last step
 def test_a_plain_run_is_logged_kept_and_saved(ppo, letters, tmp_path):
-    trainer = ppo(logging_steps=2, save_rollouts=True)
-    trainer.train()
+    trainer = ppo.trained(logging_steps=2, save_rollouts=True)
     assert not trainer.args.dataloader_pin_memory  # of which torch would warn on a CPU
     for log in logs(trainer):
         assert not set(NAMES) - set(log) and all(math.isfinite(log[name]) for name in NAMES)
     assert len(rollouts(trainer)) == 3
     trainer.save_model(str(tmp_path / "saved"))
     again, ids = AutoModelForCausalLM.from_pretrained(tmp_path / "saved"), torch.arange(12)[None]
-    assert torch.equal(again(ids).logits, trainer.model.policy(ids).logits) and type(again) is type(
-        trainer.model.policy
-    )
+    assert torch.equal(again(ids).logits, trainer.model.policy(ids).logits)
+    assert type(again) is type(trainer.model.policy)
     names = load_file(tmp_path / "saved" / "model.safetensors")
-    assert len(names) == len(list(trainer.model.policy.parameters())) and not any(
-        "score" in name or name.startswith(("policy.", "value.")) for name in names
-    )
+    assert len(names) == len(list(trainer.model.policy.parameters()))
+    assert not any("score" in name or name.startswith(("policy.", "value.")) for name in names)
     assert (
         AutoTokenizer.from_pretrained(tmp_path / "saved")("abc").input_ids
         == letters("abc").input_ids
@@ -296,7 +278,7 @@ def test_a_plain_run_is_logged_kept_and_saved(ppo, letters, tmp_path):
 
 # catches: metrics of the sampled entropy in place of the exact one, losses averaged per micro-batch
 def test_losses_of_a_first_step_by_hand(ppo):
-    trainer = ppo(
+    trainer = ppo.trained(
         num_ppo_epochs=1,
         learning_rate=0.0,
         save_rollouts=True,
@@ -307,13 +289,10 @@ def test_losses_of_a_first_step_by_hand(ppo):
         per_device_train_batch_size=2,
         gradient_accumulation_steps=4,
     )
-    trainer.train()
     log, r = logs(trainer)[0], rollouts(trainer)[0]
     real = r.mask.numpy()
-    policy, value = (
-        -r.advantages.numpy()[real].mean(),
-        0.5 * ((r.values - r.returns).numpy()[real] ** 2).mean(),
-    )
+    policy = -r.advantages.numpy()[real].mean()
+    value = 0.5 * ((r.values - r.returns).numpy()[real] ** 2).mean()
     logp = [
         (trainer.model.policy(torch.cat([p[pm], a[am]])[None]).logits[0]).log_softmax(-1)[
             int(pm.sum()) - 1 : -1
@@ -363,8 +342,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(ppo, monkeypatch):
     ],
 )
 def test_how_long_a_run_is(ppo, settings, updates):
-    trainer = ppo(**settings, save_rollouts=True, missing_eos_penalty=0.0, num_ppo_epochs=1)
-    trainer.train()
+    trainer = ppo.trained(**settings, save_rollouts=True, missing_eos_penalty=0.0, num_ppo_epochs=1)
     assert trainer.state.global_step == len(rollouts(trainer)) == updates
     seen = [prompt for r in rollouts(trainer)[:3] for prompt in r.prompts]
     assert sorted(seen) == sorted(PROMPTS) and seen != PROMPTS
@@ -382,15 +360,12 @@ def test_stepping_by_hand(ppo, steps):
 
 # catches: rows that are left out, samples that do not come at the end of the run too
 def test_completions_keep_every_row(ppo):
-    trainer = ppo(total_episodes=40, num_sample_generations=2, num_ppo_epochs=1)
-    trainer.train()
+    trainer = ppo.trained(total_episodes=40, num_sample_generations=2, num_ppo_epochs=1)
     tables = sorted((Path(trainer.args.output_dir) / "completions").iterdir())
     assert [table.name for table in tables] == [f"update-{n:05d}-sample.csv" for n in (2, 4, 5)]
     frame = pd.read_csv(tables[-1], keep_default_na=False)
-    assert (
-        list(frame.columns) == ["query", "model response", "score"]
-        and frame["query"].tolist() == PROMPTS[:5]
-    )
+    assert list(frame.columns) == ["query", "model response", "score"]
+    assert frame["query"].tolist() == PROMPTS[:5]
     assert frame["score"].tolist() == pytest.approx(likes_c([], frame["model response"].tolist()))
     assert trainer.evaluate()["eval_score"] == pytest.approx(frame["score"].mean())
 
@@ -399,8 +374,7 @@ def test_completions_keep_every_row(ppo):
 def test_a_sample_and_an_evaluation_at_one_step_are_two(ppo):
     prompts = Dataset.from_dict(dict(prompt=(PROMPTS * 3)[:70]))
     settings = dict(num_sample_generations=3, eval_strategy="steps", eval_steps=2)
-    trainer = ppo(parts=dict(eval_dataset=prompts), total_episodes=24, **settings)
-    trainer.train()
+    trainer = ppo.trained(parts=dict(eval_dataset=prompts), total_episodes=24, **settings)
     steps = lambda name: [log["step"] for log in trainer.state.log_history if name in log]
     assert steps("sample_score") == [1, 2, 3] and steps("eval_score") == [2, 3]
     of = {name: log for log in trainer.state.log_history if log["step"] == 2 for name in log}
@@ -442,8 +416,7 @@ def test_epochs_with_prompts_left_over_are_whole(ppo):
 
     data = Dataset.from_dict(dict(prompt=PROMPTS[:20]))
     settings = dict(total_episodes=None, num_train_epochs=2, dataloader_drop_last=False)
-    trainer = ppo(judge, data=data, **settings)
-    trainer.train()
+    trainer = ppo.trained(judge, data=data, **settings)
     assert seen == [8, 8, 4, 8, 8, 4] and trainer.args.num_total_batches == 6
     assert [log["episode"] for log in logs(trainer)] == [8, 16, 20, 28, 36, 40]
     assert trainer.state.episode == 40 and trainer.state.epoch == 2
@@ -504,8 +477,7 @@ everything = dict(
 # catches: random state, optimizer, schedule, order of the data, moments or controller that start
 # anew; the draw of a new epoch's order
 def test_a_resumed_run_is_the_same_run(ppo):
-    whole = ppo(**everything)
-    whole.train()
+    whole = ppo.trained(**everything)
     told = lambda trainer: [untimed(log) for log in logs(trainer)]
     for at in (3, 2):  # at the end of an epoch, and in one; it writes those after `at` anew
         again = ppo(**everything)
@@ -531,8 +503,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(ppo):
 # catches: a best checkpoint under the name that it has while it is written, other weights at the end
 def test_the_best_checkpoint_is_named_and_loaded(ppo):
     settings = dict(metric_for_best_model="eval_score", greater_is_better=True, **BEST)
-    trainer = ppo(total_episodes=48, learning_rate=0.2, **settings)
-    trainer.train()
+    trainer = ppo.trained(total_episodes=48, learning_rate=0.2, **settings)
     check_best(trainer, "eval_score", largest=True)
     best = load_file(Path(trainer.state.best_model_checkpoint) / "value" / "model.safetensors")
     now = trainer.model.value.state_dict()
@@ -541,8 +512,7 @@ def test_the_best_checkpoint_is_named_and_loaded(ppo):
 
 # catches: a state of the run that lost a part, or a name in it that other releases do not know
 def test_the_state_of_a_run_is_in_its_checkpoint(ppo):
-    trainer = ppo(**everything | dict(total_episodes=16, logging_steps=5))
-    trainer.train()
+    trainer = ppo.trained(**everything | dict(total_episodes=16, logging_steps=5))
     folder = Path(trainer.args.output_dir)
     state = json.loads((folder / "checkpoint-1" / "ppo_state.json").read_text())
     names = "controller moments made update_count episode_count since_log"

@@ -96,11 +96,9 @@ def zen(config_name: str, rows: int = 5) -> Dataset:
     for i in range(rows):
         prompt, good, bad = f"what is better than {'bad' * (i + 1)}?", f" good {i}.", f" ugly {i}!"
         if form == "conversational":
-            prompt, good, bad = (
-                [turn("user", prompt)],
-                [turn("assistant", good)],
-                [turn("assistant", bad)],
-            )
+            prompt = [turn("user", prompt)]
+            good = [turn("assistant", good)]
+            bad = [turn("assistant", bad)]
         key = "messages" if form == "conversational" else "text"
         made.append(
             dict(

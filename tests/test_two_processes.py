@@ -11,40 +11,23 @@ import forks
 import pandas as pd
 import pytest
 import torch
+from marks import marked
 from ppo_fixtures import TOLD, need_deepspeed, saved_base
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_nb.rollout import Rollout
 
 WORKER = Path(__file__).with_name("ppo_worker.py")
-DEEPSPEED = dict(ACCELERATE_USE_DEEPSPEED="true", DS_ACCELERATOR="cpu")
 SAYS = dict(
     ddp="DDP (MULTI_CPU)",
     zero2="DeepSpeed ZeRO-2 (DEEPSPEED)",
     zero3="DeepSpeed ZeRO-3 (DEEPSPEED)",
     fsdp2="FSDP2 (FSDP)",
 )
-LAYOUTS = dict(
-    ddp=dict(ACCELERATE_USE_CPU="true"),
-    zero2=DEEPSPEED | dict(ACCELERATE_DEEPSPEED_ZERO_STAGE="2"),
-    fsdp2=dict(
-        ACCELERATE_USE_FSDP="true",
-        FSDP_VERSION="2",
-        FSDP_AUTO_WRAP_POLICY="TRANSFORMER_BASED_WRAP",
-        FSDP_STATE_DICT_TYPE="FULL_STATE_DICT",
-        FSDP_RESHARD_AFTER_FORWARD="true",
-    ),
-    zero3=DEEPSPEED
-    | dict(
-        ACCELERATE_DEEPSPEED_ZERO_STAGE="3",
-        ACCELERATE_DEEPSPEED_ZERO3_INIT="true",
-        ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL="true",
-    ),
-)
 
 
 def run(folder: Path, kind: str, ranks: int, layout: str = "ddp") -> None:
-    env = dict(SAYS=SAYS[layout]) | LAYOUTS[layout if ranks > 1 else "ddp"]
+    env = dict(SAYS=SAYS[layout]) | forks.layout(layout if ranks > 1 else "ddp")
     done = forks.run(WORKER, str(folder), kind, folder=folder, ranks=ranks, **env)
     assert done.returncode == 0 and f"right: {kind}" in done.stdout, done.stdout[-4000:]
 
@@ -63,9 +46,8 @@ def alone(tmp_path_factory):
         made[kind] = folder = tmp_path_factory.mktemp(f"alone-{kind}")
         policy = saved_base(folder, TOLD)
         with torch.no_grad():
-            policy.gpt_neox.final_layer_norm.bias += (
-                8 * policy.get_output_embeddings().weight[1]
-            )  # now and then it stops
+            # now and then it stops
+            policy.gpt_neox.final_layer_norm.bias += 8 * policy.get_output_embeddings().weight[1]
         policy.save_pretrained(folder / "base")
         scorer_from(policy, 3).save_pretrained(folder / "scorer")
         run(folder, kind, 1)
@@ -76,23 +58,12 @@ def alone(tmp_path_factory):
     return make
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "plain",
-        "lora",
-        "named-zero3",
-        "named-fsdp2",
-        *[
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("grpo", "plain-zero2", "trunk", "grpo-zero3", "away-fsdp2")
-        ],
-        *[
-            pytest.param(name, marks=pytest.mark.weekly)
-            for name in ("reinforce_pp", "lora-zero2", "away-zero2", "grpo-zero2", "grpo-fsdp2")
-        ],
-    ],
-)
+KINDS = ["plain", "lora", "named-zero3", "named-fsdp2"]
+SLOW = "grpo plain-zero2 trunk grpo-zero3 away-fsdp2".split()
+WEEKLY = "reinforce_pp lora-zero2 away-zero2 grpo-zero2 grpo-fsdp2".split()
+
+
+@pytest.fixture(scope="module", params=KINDS + marked("slow", *SLOW) + marked("weekly", *WEEKLY))
 def both(request, tmp_path_factory, alone):
     "A folder in which one process and two have trained, and the kind of the model."
     folder, (kind, *layout) = tmp_path_factory.mktemp(request.param), request.param.split("-")
@@ -119,15 +90,11 @@ def test_fault_13_saving_and_lora_under_two_processes(both):
         Loader.from_pretrained(folder / "saved")(ids).logits,
         torch.load(folder / f"logits-{kind}-2.pt"),
     )
-    assert (
-        AutoTokenizer.from_pretrained(folder / "saved").pad_token_id == 0 and "README.md" in names
-    )
+    assert AutoTokenizer.from_pretrained(folder / "saved").pad_token_id == 0
+    assert "README.md" in names
     names = {path.name for path in (folder / "whole" / "checkpoint-3").iterdir()}
     assert {
-        "rng_state_0.pth",
-        "rng_state_1.pth",
-        "manifest.json",
-        "ppo_state.json",
+        *"rng_state_0.pth rng_state_1.pth manifest.json ppo_state.json".split()
     } <= names and not list((folder / "whole").glob("*.partial"))
 
 
@@ -159,28 +126,22 @@ def check_same_numbers(folders: list[Path], kind: str, micro: int = 2) -> None:
         torch.load(folder / f"found-{kind}-{n}-{m}.pt", weights_only=False)
         for n, m in ((1, 2), (2, micro))
     )
-    assert (
-        torch.equal(one["start"], two["start"])
-        and (one["weights"] - one["start"]).abs().max() > 1e-3
-    )
+    assert torch.equal(one["start"], two["start"])
+    assert (one["weights"] - one["start"]).abs().max() > 1e-3
     torch.testing.assert_close(two["weights"], one["weights"], atol=1e-5, rtol=0)
-    assert (
-        two["metrics"] == pytest.approx(one["metrics"], abs=1e-5, rel=1e-5)
-        and len(one["metrics"]) > 15
-    )
+    assert two["metrics"] == pytest.approx(one["metrics"], abs=1e-5, rel=1e-5)
+    assert len(one["metrics"]) > 15
     tables = [pd.read_csv(io.StringIO(found["table"])) for found in (two, one)]
     pd.testing.assert_frame_equal(*tables, check_exact=False, atol=1e-5, rtol=0)
-    assert one["table"].count("tell") == 5 and two["looked"] == pytest.approx(
-        one["looked"], abs=1e-5
-    )
+    assert one["table"].count("tell") == 5
+    assert two["looked"] == pytest.approx(one["looked"], abs=1e-5)
     whole = Rollout.load(folder / f"ready-{kind}-1-0-2.safetensors")
     parts = [
         Rollout.load(folders[rank] / f"ready-{kind}-2-{rank}-{micro}.safetensors")
         for rank in range(2)
     ]
-    assert {int(part.mask.sum()) for part in parts} != {
-        int(whole.mask.sum()) // 2
-    }  # ranks with other numbers of tokens
+    # ranks with other numbers of tokens
+    assert {int(part.mask.sum()) for part in parts} != {int(whole.mask.sum()) // 2}
     assert (whole.returns is None) == (kind in ("grpo", "reinforce_pp"))  # of a value model
     for name in ("scores", "rewards", "advantages", *["returns"] * (whole.returns is not None)):
         torch.testing.assert_close(

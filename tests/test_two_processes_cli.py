@@ -12,6 +12,7 @@ from pathlib import Path
 import forks
 import pandas as pd
 import pytest
+from marks import marked
 from ppo_fixtures import TOLD, saved_base
 from transformers import AutoModelForCausalLM
 
@@ -80,13 +81,8 @@ def folder(tmp_path_factory):
 
 # catches: a table or a model written by both ranks, rows of an evaluation done twice or dropped
 # where they do not divide, a log that one rank cut short
-@pytest.mark.parametrize(
-    "launcher",
-    [  # without one, the same environment
-        "none",
-        pytest.param("accelerate", marks=pytest.mark.slow),
-    ],
-)
+# without a launcher: in the environment that it sets up
+@pytest.mark.parametrize("launcher", ["none", *marked("slow", "accelerate")])
 def test_ppo_on_two_processes(folder, launcher, tmp_path):
     folder = Path(shutil.copytree(folder, tmp_path / "run"))
     if launcher == "none":
@@ -95,10 +91,8 @@ def test_ppo_on_two_processes(folder, launcher, tmp_path):
         flags = shlex.split("--multi_gpu --num_processes 2 --main_process_port 0")
         done = launch(folder, *flags, ACCELERATE_USE_CPU="true")
     assert done.returncode == 0, done.stderr[-4000:]
-    assert (
-        done.stdout.count("rlhf-nb ppo: 3 steps;") == 1
-        and "2 processes, DDP (MULTI_CPU)" in done.stdout
-    )
+    assert done.stdout.count("rlhf-nb ppo: 3 steps;") == 1
+    assert "2 processes, DDP (MULTI_CPU)" in done.stdout
     state = json.loads((folder / "out" / "trainer_state.json").read_text())
     assert [log["episode"] for log in state["log_history"] if "episode" in log] == [
         8,
@@ -117,9 +111,8 @@ def test_ppo_on_two_processes(folder, launcher, tmp_path):
     ]
     assert [path.stem for path in tables] == [f"update-{n:05d}-sample" for n in (1, 2, 3)]
     for path in tables:
-        assert (
-            pd.read_csv(path)["query"].tolist() == expected
-        )  # once each, in order, though 5 rows do not divide by 2
+        # once each, in order, though 5 rows do not divide by 2
+        assert pd.read_csv(path)["query"].tolist() == expected
     asked = [list(map(int, (folder / f"asked-{rank}").read_text().split())) for rank in range(2)]
     assert asked == [
         [4, 3] * 3,
@@ -132,8 +125,6 @@ def test_ppo_on_two_processes(folder, launcher, tmp_path):
 @pytest.mark.slow  # what the launcher leaves behind is refused in test_contract.py
 def test_a_launch_that_starts_one_process_is_refused(folder):
     done = launch(folder, "--cpu", "--num_processes", "2")
-    assert (
-        done.returncode != 0
-        and "launch with --multi_gpu" in done.stderr
-        and "what runs is one process" in done.stderr
-    )
+    assert done.returncode != 0
+    assert "launch with --multi_gpu" in done.stderr
+    assert "what runs is one process" in done.stderr

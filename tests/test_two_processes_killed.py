@@ -11,6 +11,7 @@ from pathlib import Path
 import forks
 import pytest
 import torch
+from marks import marked
 from ppo_fixtures import TOLD, saved_base
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
@@ -85,7 +86,7 @@ def test_a_rank_that_dies_ends_the_run_and_the_run_goes_on(alone, out, kills):
 
 
 # catches: a signal to one rank that the others wait for, and a checkpoint that wants as many ranks
-@pytest.mark.parametrize("kind", ["sft", pytest.param("ppo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["sft", *marked("slow", "ppo")])
 def test_a_signal_to_one_rank_stops_all_and_one_process_goes_on(tmp_path, kind):
     worker, folder = Path(WORKER).with_name("stopped_worker.py"), tmp_path / "run"
     done = forks.run(worker, str(folder), kind, "stop", folder=tmp_path, ranks=2, **CPU)

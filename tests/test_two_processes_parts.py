@@ -6,12 +6,9 @@ from pathlib import Path
 
 import forks
 import pytest
-from ppo_fixtures import need_deepspeed
+from marks import marked
+from ppo_fixtures import need_deepspeed, saved_base
 from small_runs import TOLD
-from test_two_processes import LAYOUTS
-
-from rlhf_nb.models import scorer_from
-from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
 
 WORKER = Path(__file__).with_name("parts_worker.py")
 
@@ -20,25 +17,10 @@ WORKER = Path(__file__).with_name("parts_worker.py")
 # out, a rank that stops early and leaves the others waiting for its parts, an offload that is asked
 # for and not done, machines that write parts of a checkpoint on disks of their own
 @pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
-@pytest.mark.parametrize(
-    "layout",
-    ["fsdp2", *[pytest.param(name, marks=pytest.mark.slow) for name in ("zero2", "zero3")]],
-)
+@pytest.mark.parametrize("layout", ["fsdp2", *marked("slow", "zero2", "zero3")])
 def test_weights_in_parts_and_their_precision(layout, tmp_path):
     if "zero" in layout:
         need_deepspeed()
-    tokenizer = train_tokenizer(TOLD)
-    policy = tiny_policy(
-        tokenizer,
-        0,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=16,
-    )
-    for name, part in dict(base=policy, scorer=scorer_from(policy, 3)).items():
-        part.save_pretrained(tmp_path / name)
-    for name in ("base", "scorer"):
-        tokenizer.save_pretrained(tmp_path / name)
-    done = forks.run(WORKER, str(tmp_path), folder=tmp_path, ranks=2, **LAYOUTS[layout])
+    saved_base(tmp_path, TOLD, num_hidden_layers=2)
+    done = forks.run(WORKER, str(tmp_path), folder=tmp_path, ranks=2, **forks.layout(layout))
     assert done.returncode == 0 and "right" in done.stdout, done.stdout[-4000:]

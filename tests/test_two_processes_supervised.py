@@ -2,52 +2,26 @@
 ZeRO-3: one process's numbers, equal ranks, resume, and folders that plain transformers loads."""
 
 import sys
-from pathlib import Path
 
 import forks
 import pytest
 import supervised_worker as worker
 import torch
-import yaml
+from marks import marked
 from ppo_fixtures import need_deepspeed, saved_base
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-import rlhf_nb
 from rlhf_nb.models import inside
 from rlhf_nb.scoring import score_texts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
 
 
-def layout(name: str) -> dict[str, str]:
-    "What `accelerate launch` makes of one of the package's own files, for two processes on a CPU."
-    if name == "ddp":
-        return dict(ACCELERATE_USE_CPU="true")
-    found = yaml.safe_load((Path(rlhf_nb.__file__).parent / "recipes" / f"{name}.yaml").read_text())
-    if name == "fsdp2":
-        return dict(ACCELERATE_USE_FSDP="true") | {
-            key.upper(): str(value).lower() if isinstance(value, bool) else str(value)
-            for key, value in found["fsdp_config"].items()
-        }
-    of = {key: str(value).lower() for key, value in found["deepspeed_config"].items()}
-    return dict(
-        ACCELERATE_USE_DEEPSPEED="true",
-        DS_ACCELERATOR="cpu",
-        ACCELERATE_DEEPSPEED_ZERO_STAGE=of["zero_stage"],
-        ACCELERATE_DEEPSPEED_ZERO3_INIT=of["zero3_init_flag"],
-        ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL=of.get("zero3_save_16bit_model", "false"),
-    )
+SLOW, WEEKLY = ("lora-ddp", "plain-fsdp2"), ("plain-zero2", "plain-zero3")
 
 
 @pytest.fixture(
-    scope="module",
-    params=[
-        "plain-ddp",
-        pytest.param("lora-ddp", marks=pytest.mark.slow),
-        pytest.param("plain-fsdp2", marks=pytest.mark.slow),
-        pytest.param("plain-zero2", marks=pytest.mark.weekly),
-        pytest.param("plain-zero3", marks=pytest.mark.weekly),
-    ],
+    scope="module", params=["plain-ddp", *marked("slow", *SLOW), *marked("weekly", *WEEKLY)]
 )
 def trained(request, tmp_path_factory):
     "A folder in which two processes have trained both kinds of model, and whether with an adapter."
@@ -55,7 +29,9 @@ def trained(request, tmp_path_factory):
     if "zero" in name:
         need_deepspeed()
     saved_base(folder, [*worker.PROMPTS, *worker.ANSWERS, *worker.PAIRS["rejected"]], 32)
-    done = forks.run(worker.__file__, str(folder), kind, folder=folder, ranks=2, **layout(name))
+    done = forks.run(
+        worker.__file__, str(folder), kind, folder=folder, ranks=2, **forks.layout(name)
+    )
     assert done.returncode == 0 and f"right: {kind}" in done.stdout, done.stdout[-4000:]
     return folder, kind == "lora"
 
@@ -67,16 +43,13 @@ def trained(request, tmp_path_factory):
 @pytest.mark.parametrize("what", ["sft", "packed", "reward"])
 def test_two_processes_take_the_step_of_one(trained, what):
     folder, lora = trained
-    one = worker.one_step(
-        folder, what.replace("packed", "sft"), 2, lora
-    )  # packed or not, alone or not: one and the same step
+    # packed or not, alone or not: one and the same step
+    one = worker.one_step(folder, what.replace("packed", "sft"), 2, lora)
     for two in (
         torch.load(path, weights_only=False) for path in sorted(folder.glob(f"step-{what}-*.pt"))
     ):
-        assert (
-            torch.equal(two["start"], one["start"])
-            and (one["weights"] - one["start"]).abs().max() > 1e-4
-        )
+        assert torch.equal(two["start"], one["start"])
+        assert (one["weights"] - one["start"]).abs().max() > 1e-4
         torch.testing.assert_close(two["weights"], one["weights"], atol=1e-5, rtol=0)
         for ours, theirs in zip(two["told"], one["told"], strict=True):
             assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5)
@@ -88,10 +61,8 @@ def test_two_processes_take_the_step_of_one(trained, what):
 @pytest.mark.parametrize("what", ["sft", "reward"])
 def test_what_two_processes_saved_loads_in_one(trained, what):
     folder, lora = trained
-    saved, plain = (
-        folder / f"saved-{what}",
-        dict(sft=AutoModelForCausalLM, reward=AutoModelForSequenceClassification)[what],
-    )
+    saved = folder / f"saved-{what}"
+    plain = dict(sft=AutoModelForCausalLM, reward=AutoModelForSequenceClassification)[what]
     more = {} if what == "sft" else dict(num_labels=1)
     if lora:
         import peft
@@ -99,13 +70,10 @@ def test_what_two_processes_saved_loads_in_one(trained, what):
         plain = dict(
             sft=peft.AutoPeftModelForCausalLM, reward=peft.AutoPeftModelForSequenceClassification
         )[what]
-        assert (saved / "adapter_model.safetensors").is_file() and not (
-            saved / "model.safetensors"
-        ).exists()
-    model, tokenizer = (
-        plain.from_pretrained(saved, **more).eval(),
-        AutoTokenizer.from_pretrained(saved),
-    )
+        assert (saved / "adapter_model.safetensors").is_file()
+        assert not (saved / "model.safetensors").exists()
+    model = plain.from_pretrained(saved, **more).eval()
+    tokenizer = AutoTokenizer.from_pretrained(saved)
     trained_weights = torch.load(folder / f"weights-{what}.pt")
     assert torch.equal(
         torch.cat(
@@ -122,11 +90,9 @@ def test_what_two_processes_saved_loads_in_one(trained, what):
     from rlhf_nb.training.model_loading import load_scorer
 
     scorer, references = load_scorer(str(saved)).eval(), worker.SFT.select(range(7))
+    assert scorer.config.reward_center != 0
     assert (
-        scorer.config.reward_center != 0
-        and abs(
-            score_texts(scorer, tokenizer, references["prompt"], references["completion"]).mean()
-        )
+        abs(score_texts(scorer, tokenizer, references["prompt"], references["completion"]).mean())
         < 1e-5
     )
     assert lora or inside(model).config.reward_center == scorer.config.reward_center

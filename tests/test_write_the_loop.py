@@ -214,9 +214,9 @@ RIGHT = {
 }
 
 
+# catches: a checker that knows one order of lines, one type of result, or one set of functions
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_answer_passes_in_any_style(name, seed):
-    "catches: a checker that knows one order of lines, one type of result, or one set of functions"
     for k in range(3):  # other draws in each run
         verdict = UPDATE(RIGHT[name], seed + k)
         assert verdict and verdict.text == UPDATE.praise, (seed + k, verdict)
@@ -230,9 +230,9 @@ def named(text: str) -> set[str]:
     return {message for message in UPDATE.mistakes if message in text}
 
 
+# catches: a mistake that passes, or is called something else, in an answer of the course's parts
 @pytest.mark.parametrize("name", CLASSIC)
 def test_a_classic_mistake_is_named(name, seed):
-    "catches: a mistake that passes, or is called something else, in an answer of the course's parts"
     edits, message = CLASSIC[name]
     for k in range(2):
         verdict = UPDATE.judge(written(PARTS, *edits), seed + k)
@@ -279,12 +279,12 @@ def apart(names: tuple[str, ...]) -> bool:
     return len({CLASSIC[name][0][0] for name in names}) == len(names)
 
 
+# catches: several mistakes at once that pass, and a verdict that names none of them, or one that
+# was not made
 @pytest.mark.parametrize(
     "count, most", [(2, 24), (3, 12), pytest.param(2, 66, marks=pytest.mark.weekly)]
 )  # others in each run
 def test_combined_mistakes_are_named(count, most, seed):
-    """catches: several mistakes at once that pass, and a verdict that names none of them, or one that
-    was not made"""
     problems, every = [], [x for x in itertools.combinations(CLASSIC, count) if apart(x)]
     for names in random.Random(seed).sample(every, min(most, len(every))):
         verdict = UPDATE.judge(written(PARTS, *edits_of(names)), seed)
@@ -294,8 +294,8 @@ def test_combined_mistakes_are_named(count, most, seed):
     assert len(every) > 60 and not problems, (seed, problems)
 
 
+# catches: mistakes that cancel each other
 def test_many_at_once_do_not_pass(seed):
-    "catches: mistakes that cancel each other"
     rng = random.Random(seed)
     for count in range(4, 11):
         names: tuple[str, ...] = ()
@@ -333,17 +333,17 @@ OTHERS = {
 }  # fmt: skip
 
 
+# catches: an answer that does something else, and passes because only its losses, or only its
+# weights, are compared
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_mistakes_fail_too(name, seed):
-    "catches: an answer that does something else, and passes because only its losses, or only its weights, are compared"
     edits, words = OTHERS[name]
     verdict = UPDATE.judge(written(PARTS, *edits), seed)
     assert not verdict and words in verdict.text, verdict
 
 
+# catches: a checker that compares what is returned, and not what was done
 def test_right_losses_alone_do_not_pass(seed):
-    "catches: a checker that compares what is returned, and not what was done"
-
     def answer(policy, value, reference, optimizer, *rest):
         before = [
             p.detach().clone() for p in (*policy.parameters(), *value.base_model.parameters())
@@ -359,8 +359,8 @@ def test_right_losses_alone_do_not_pass(seed):
     assert not verdict and "weights" in verdict.text
 
 
+# catches: results that are kept from an earlier answer; a world that an answer changed for the next
 def test_an_answer_in_any_world_is_read_anew(seed):
-    "catches: results that are kept from an earlier answer; a world that an answer changed for the next"
     spoil = written(
         PARTS, "    losses = []\n", "    reference.table.data.zero_()\n    losses = []\n"
     )

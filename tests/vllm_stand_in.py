@@ -114,12 +114,10 @@ class Core:
             "answered from keys and values of old weights"
         )
         self.cached.add(tuple(ids))
-        chance, out, logprobs, reason = (
-            torch.Generator().manual_seed(p.seed if p.seed is not None else 0),
-            [],
-            [],
-            "length",
-        )
+        chance = torch.Generator().manual_seed(p.seed if p.seed is not None else 0)
+        out = []
+        logprobs = []
+        reason = "length"
         stops = list(p.stop_token_ids or []) + (
             [] if p.ignore_eos else [self.tokenizer.eos_token_id]
         )
@@ -212,11 +210,9 @@ class LLM:
         ]
 
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
-        assert (
-            method == "reload_weights"
-            and set(kwargs) == {"weights_iterator"}
-            and not self.core.asleep
-        )
+        assert method == "reload_weights"
+        assert set(kwargs) == {"weights_iterator"}
+        assert not self.core.asleep
         self.calls.append(method)
         self.core.load_weights(kwargs["weights_iterator"])
         return [None]
