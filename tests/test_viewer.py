@@ -1,8 +1,6 @@
 """viewer: what a parser finds in the pages, with hostile text everywhere, with pieces missing, and
 on rollouts filled half way."""
 
-import base64
-import gzip
 import json
 import math
 import re
@@ -17,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markup import Reader
-from packs import pieces, unpacked
+from packs import unpacked
 from rich.console import Console
 
 from rlhf_nb.cli.view import rollout_text, view_command
@@ -154,10 +152,10 @@ TALK = [
     ],
 )
 def test_a_template_is_read_as_turns(text):
-    header = header_of(packed_update(Shown(make((3,), prompts=[text]))))
+    header = unpacked(packed_update(Shown(make((3,), prompts=[text]))))[0]
     assert header["prompts"][0]["turns"] == [["system", "Be kind."], ["user", "Hi\nthere"]]
     assert header["prompts"][0]["text"] == text
-    plain = header_of(packed_update(Shown(make((3,), prompts=["what is <|im_start|> for?"]))))
+    plain = unpacked(packed_update(Shown(make((3,), prompts=["what is <|im_start|> for?"]))))[0]
     assert "turns" not in plain["prompts"][0]
 
 
@@ -165,7 +163,7 @@ def test_a_template_is_read_as_turns(text):
 # text that the model read lost
 def test_a_conversation_is_shown_turn_by_turn():
     r = make(conversations=[TALK, "a text", TALK[:1]], prompts=["<|im|>Be kind", "a text", "p"])
-    prompts = header_of(packed_update(Shown(r)))["prompts"]
+    prompts = unpacked(packed_update(Shown(r)))[0]["prompts"]
     assert [turn[0] for turn in prompts[0]["turns"]] == ["system", "user", "assistant", "tool"]
     assert prompts[0]["turns"][1][1].startswith("你好")
     assert prompts[0]["turns"][2][1] == '{"name": "clock"}'
@@ -266,30 +264,19 @@ def test_view_of_hostile_numbers():
 
 def test_padding_is_not_seen():
     # catches: padding shown, or counted in KL or scale
-    r = make()
-    dirty = r.with_(
-        **{
-            name: torch.where(r.mask, getattr(r, name), 1e9)
-            for name in SIGNALS
-            if name != "rewards"
-        }
-    )
-    assert [view(dirty, b, name) for b in range(3) for name in SIGNALS] == [
-        view(r, b, name) for b in range(3) for name in SIGNALS
-    ]
+    r, names = make(), [name for name in SIGNALS if name != "rewards"]
+    dirty = r.with_(**{name: torch.where(r.mask, getattr(r, name), 1e9) for name in names})
+    for name in SIGNALS:
+        assert [view(dirty, b, name) for b in range(3)] == [view(r, b, name) for b in range(3)]
 
 
 def test_view_changes_nothing_and_prints():
     r = make()
-    before = {name: getattr(r, name).clone() for name in SIGNALS}
+    before = r.with_(**{name: getattr(r, name).clone() for name in SIGNALS})
     text = repr(view(r, 1))
-    assert all(torch.equal(before[name], getattr(r, name)) for name in SIGNALS)
-    assert (
-        text.startswith("Episode 1 of 3")
-        and "post 1" in text
-        and "reference: ref 1" in text
-        and "advantages" in text
-    )
+    assert all(torch.equal(getattr(before, name), getattr(r, name)) for name in SIGNALS)
+    assert text.startswith("Episode 1 of 3") and "advantages" in text
+    assert "post 1" in text and "reference: ref 1" in text
 
 
 # ---------------------------------------------------------------- what if
@@ -363,8 +350,18 @@ def test_the_objective_of_a_rollout_gives_its_numbers_back(settings_, tmp_path):
     assert again.objective == r.objective == asdict(carried)
     for name in MADE:
         assert torch.equal(getattr(again, name), getattr(r, name)), name
-    told = unpacked(packed_update(view(r).shown))[0]["told"]
-    assert "advantages come out exactly" in told
+    # catches: a number that changes on its way, a column that belongs to the neighbour, an array
+    # that could have been computed
+    header, rows = unpacked(packed_update(view(r).shown))
+    assert "advantages come out exactly" in header["told"]
+    measured = {"logprobs", "ref_logprobs", "values"}
+    assert set(rows) == {"widths", "engine_logprobs", *measured}
+    for name in measured:
+        assert rows[name] == [x[m].tolist() for x, m in zip(getattr(r, name), r.mask)]
+    assert header["raw_scores"] == r.raw_scores.tolist() and header["scores"] == r.scores.tolist()
+    offered = {name: x for name, x in header["recipe"].items() if name != "missing_eos_penalty"}
+    assert offered.items() <= r.objective.items()
+    assert ("kl_coef" in offered) == (r.objective["kl_in"] == "reward")
 
 
 @settings(max_examples=25, deadline=None)
@@ -443,29 +440,6 @@ def test_a_rollout_without_an_objective_asks_for_it():
             ) != fits
     with pytest.raises(ValueError, match="carries its own"):
         view(r, objective=Objective())
-
-
-@pytest.mark.parametrize("settings_", SETTINGS, ids=repr)
-def test_what_follows_is_not_stored_and_what_was_measured_is(settings_):
-    # catches: a number that changes on its way, a column that belongs to the neighbour, an array
-    # that could have been computed
-    r = trained(**settings_)
-    header, rows = unpacked(packed_update(view(r).shown))
-    assert "come out" in header["told"] and set(rows) == {
-        "widths",
-        "logprobs",
-        "ref_logprobs",
-        "values",
-    } | ({"engine_logprobs"} if r.engine_logprobs is not None else set())
-    lengths = r.mask.sum(1).tolist()
-    assert header["lengths"] == lengths
-    for name in ("logprobs", "ref_logprobs", "values"):
-        for i, width in enumerate(lengths):
-            assert rows[name][i] == getattr(r, name)[i, :width].tolist()
-    assert header["raw_scores"] == r.raw_scores.tolist() and header["scores"] == r.scores.tolist()
-    offered = {name: x for name, x in header["recipe"].items() if name != "missing_eos_penalty"}
-    assert offered.items() <= r.objective.items()
-    assert ("kl_coef" in offered) == (r.objective["kl_in"] == "reward")
 
 
 def test_some_episodes_are_packed_with_all_their_signals():
@@ -618,70 +592,33 @@ def test_views_of_little(tmp_path):
 
 # ---------------------------------------------------------------- the static file
 def read_page(path):
-    """Holds for every static page: one script that the policy names by its hash, data that parse,
-    nothing fetched, every control with a name."""
-    import hashlib
-
-    text = path.read_text(encoding="utf-8")
-    page = Reader(text)
+    """A static page and its data. That it asks for nothing, and that its policy lets its script run,
+    is seen in the browser; here, that the script makes no markup of text."""
+    page = Reader(path.read_text(encoding="utf-8"))
     assert [attributes for attributes, _ in page.scripts] == [
         {"type": "application/json", "id": "rlhf-reader-data"},
         {"type": "module"},
     ]
-    script = page.scripts[1][1]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     (policy,) = [meta["content"] for meta in page.all("meta") if "http-equiv" in meta]
     styles = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    assert policy == f"{styles}; script-src 'sha256-{digest}'"
-    assert not any(
-        name in attributes
-        for _, attributes in page.seen
-        for name in ("onerror", "onload", "onclick")
-    )
-    # what stands above a demo's episodes has pictures in their own address, and links to its parts
-    for name, start in (("src", "data:image/svg+xml;base64,"), ("href", "#s")):
-        given = [attributes[name] for _, attributes in page.seen if name in attributes]
-        above = any(attributes.get("class") == "rlhf report" for _, attributes in page.seen)
-        assert all(above and one.startswith(start) for one in given)
-    assert (
-        not {tag for tag, _ in page.seen} & {"link", "iframe", "object", "embed", "base", "form"}
-        and "url(" not in text
-        and "@import" not in text
-    )
-    names = script.replace("http://www.w3.org/2000/svg", "")  # the name of SVG, not an address
-    assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\(|fetch|XMLHttp|https?:"
-        r"|^import ",
-        names,
-        re.MULTILINE,
-    )
+    assert policy.startswith(f"{styles}; script-src 'sha256-")
+    makers = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\("
+    assert not re.search(makers, page.scripts[1][1])
     return page, json.loads(page.scripts[0][1])
 
 
-def test_a_static_file_of_64_episodes_with_all_signals(tmp_path):
-    # catches: a file that grows with its markup; episodes or signals left out; numbers that differ
-    # from those of the view
+def test_a_static_file_of_70_episodes_with_all_signals(tmp_path):
+    # catches: a file that grows with its markup; signals left out; a page that is empty without a
+    # script. Numbers and texts: tests/browser/test_static.py
     r = make([40 + i % 14 for i in range(70)], 53)
-    now, entropy = r.logprobs + 0.1, r.values.abs()
-    seen = view(r, now=now, entropy=entropy)
+    seen = view(r, now=r.logprobs + 0.1, entropy=r.values.abs())
     path = seen.save_html(tmp_path / "r.html")
     page, data = read_page(path)
     assert path.stat().st_size < 2_000_000 and not list(tmp_path.glob("*.partial"))
     header, rows = unpacked(data["updates"][0]["packed"])
     assert header["of"] == len(header["episodes"]) == 70
     assert set(rows) == {*SIGNALS, "widths", "now", "entropy"}  # made-up numbers: nothing follows
-    texts = pieces(data["updates"][0]["packed"])
-    for i in (0, 69):
-        n = int(r.mask[i].sum())
-        assert [text.strip() for text in texts[i]] == [f"w{t}" for t in range(n)]
-        for name, x in dict(kl=r.kl, now=now, entropy=entropy).items():
-            assert rows[name][i] == x[i, :n].tolist()
-        assert header["scores"][i] == r.scores[i].item()
-        assert header["stopped"][i] == bool(r.stopped[i])
-    plain = "".join(page.words)
-    assert (
-        "Episode 0 of 70" in plain and "Episode 2 of 70" in plain and "post 0" in plain
-    )  # without a script
+    assert all(text in page.text for text in ("Episode 0 of 70", "Episode 2 of 70", "post 0"))
     few = read_page(seen.save_html(tmp_path / "few.html", episodes=2))[1]
     assert unpacked(few["updates"][0]["packed"])[0]["episodes"] == [0, 1]
 
@@ -693,9 +630,9 @@ def test_a_static_file_opens_at_the_place_of_the_reader(tmp_path):
     assert data["place"] == dict(row=3, signal="values", sort="score", down=True)
 
 
-def test_hostile_text_in_views_and_files(tmp_path):
-    # catches: data that end their script, markup made of text, half characters that cannot be
-    # written, a word of 10,000 letters on one line
+def test_hostile_text_in_views():
+    # catches: markup made of text, half characters that cannot be written, a word of 10,000 letters
+    # on one line; in files: tests/browser/test_static.py
     evil, long = HOSTILE + "\ufffd<!--<script>", "a" * 10_000
     r = make(
         (3, 5, 0),
@@ -713,38 +650,6 @@ def test_hostile_text_in_views_and_files(tmp_path):
         max(len(word) for word in re.split(r"<[^>]*>|\s", view(r, 1))) < 200
         and view(r, 1).count("<wbr>") > 400
     )
-    page, data = read_page(view(r).save_html(tmp_path / "evil.html"))
-    header, _ = unpacked(data["updates"][0]["packed"])
-    texts = pieces(data["updates"][0]["packed"])
-    assert texts[1][0] == long and "<script>alert(1)</script>" in texts[0][0]
-    assert "⟨U+202E⟩" in texts[1][2] and "⟨U+D800⟩" in header["prompts"][0]["text"]
-    assert "b" not in {tag for tag, _ in page.seen}
-
-
-INKS = [
-    *((ink, ground) for ink in ("ink", "quiet", "link") for ground in ("paper", "shade")),
-    *(("ink", ground) for ground in ("up", "down", "covered", "missing", "invented")),
-    ("on-chosen", "chosen"),
-    ("paper", "ink"),
-]
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("ink, ground", INKS)
-def test_the_colours_can_be_read(ink, ground, dark):
-    # every text on every ground that it is placed on, WCAG 2.1: 4.5 to 1; catches: a pale button
-    def light(name):
-        pair = re.search(rf"--{name}: (?:light-dark\((#\w+), (#\w+)\)|(#\w+));", asset("theme.css"))
-        colour = pair[3] or pair[2 if dark else 1]
-        c = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-        return (
-            np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
-            @ [0.2126, 0.7152, 0.0722]
-            + 0.05
-        )
-
-    a, b = light(ink), light(ground)
-    assert max(a, b) / min(a, b) >= 4.5
 
 
 # ---------------------------------------------------------------- curves
@@ -859,12 +764,6 @@ def judged(model, temperature, rate, low, high, **more):
         length=17.0,
         **more,
     )
-
-
-def header_of(packed: bytes) -> dict:
-    "The JSON header of a packed update."
-    unpacked = gzip.decompress(packed)
-    return json.loads(unpacked[4 : 4 + int.from_bytes(unpacked[:4], "little")])
 
 
 def write_run(folder, word=lambda text: text, updates=5, curves=False):
@@ -1165,14 +1064,6 @@ def test_the_terminal_speaks_as_the_page_does():
     narrow = Console(file=StringIO(), width=80)
     narrow.print(rollout_text(make((8,), 8, tokens=[code], responses=["".join(code)])))
     assert narrow.file.getvalue().endswith("def f():\n    return [], 0\n")
-
-
-# catches: a colour of the page that is not the theme's, so that dark text is on dark
-def test_the_report_has_no_colours_of_its_own():
-    style = asset("report.css")
-    assert re.findall(r"#[0-9a-fA-F]{3,6}\b", style) == []
-    theme = set(re.findall(r"--([\w-]+):", asset("theme.css")))
-    assert set(re.findall(r"var\(--([\w-]+)\)", style)) <= theme
 
 
 # catches: a result of a run that no judge has read; a page of `rlhf-nb view` that keeps quiet about a

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from controls import violations
 from lab import Lab, Notebook
 from PIL import Image
 from playwright.sync_api import Locator, Page
-from test_static import rollout
+from test_static import File, rollout
 
 from rlhf_nb.ui.dashboard import LiveDashboard
 from rlhf_nb.ui.run_view import Change, Run
@@ -91,10 +92,6 @@ def reached(notebook: Notebook, update: int, seconds: int = 60) -> None:
 SLABS = """theme => [...document.querySelectorAll('.rlhf, .rlhf *')].flatMap(e => {
   const [r, g, b, a] = getComputedStyle(e).backgroundColor.match(/[0-9.]+/g).map(Number), mean = (r + g + b) / 3;
   return a === 0 || e.closest('progress, .tinted') || (theme === 'Dark') === (mean < 128) ? [] : [`${e.tagName} ${mean}`] })"""
-
-
-SERIOUS = """() => axe.run().then(r => r.violations.filter(v => /serious|critical/.test(v.impact))
-  .map(v => v.id + " " + v.nodes.map(n => n.html).join(" ")))"""
 
 
 def brightness(element: Locator) -> float:
@@ -195,32 +192,22 @@ def test_a_front_end_that_is_not_heard_is_told_so(lab: Lab):
 # catches: a saved page that asks for anything, that breaks its own policy, scrolls sideways, is
 # light in a dark system, or that a screen reader or a keyboard cannot use
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_saved_dashboard(
-    fresh: Callable[..., Page], axe: str, tmp_path: Path, pictures: Path, scheme: str
-):
+def test_a_saved_dashboard(fresh: Callable[..., Page], axe: str, tmp_path: Path, scheme: str):
     run = Run(state="stopped", update=6, total=9, batch=8, changes=[Change(3, "kl_coef", 0.1, 0.2)])
     for update in range(1, 7):
         metrics = {"objective/kl": update / 9, "policy/entropy_avg": 2.0, "lr": 1e-3 / update}
         run.add(update, {**metrics, "<img src=//example.invalid>": update})
     run.last = rollout(4, 30)
-    run.last.prompts[0], run.last.tokens[0][:3] = (
-        "<script>hacked = 1</script>",
-        [" a", "\u202eb", "<b>"],
-    )
+    run.last.prompts[0] = "<script>hacked = 1</script>"
+    run.last.tokens[0][:3] = [" a", "\u202eb", "<b>"]
     dashboard = LiveDashboard()
     dashboard.run = run
-    file = dashboard.save_html(tmp_path / "run.html")
-    page, told = fresh(scheme), []
-    page.on("request", lambda r: told.append(r.url))
-    page.on("console", lambda message: told.append(message.text))
-    page.goto(file.as_uri())
-    assert [url for url in told if not url.startswith("data:")] == [file.as_uri()]
-    page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
-    for width in (1280, 400):
-        page.set_viewport_size(dict(width=width, height=900))
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert not (slabs := page.evaluate(SLABS, scheme.title())), slabs
-    light = brightness(page.locator("figure img").first) > 128
+    file = File(fresh(scheme)).open(dashboard.save_html(tmp_path / "run.html"))
+    file.page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
+    assert not (slabs := file.page.evaluate(SLABS, scheme.title())), slabs
+    light = brightness(file.page.locator("figure img").first) > 128
     assert light == (scheme == "light"), "the curves do not follow the theme"
-    page.evaluate(axe)
-    assert not (found := page.evaluate(SERIOUS)), found
+    file.examine(axe)
+    assert not (told := violations([file.body]) + file.said()), told
+    file.page.set_viewport_size(dict(width=400, height=900))
+    assert file.page.evaluate("document.documentElement.scrollWidth") <= 400

@@ -28,6 +28,7 @@ from rlhf_nb.masks import right_pad
 from rlhf_nb.rollout import SIGNALS, Rollout, Sample, texts_of
 from rlhf_nb.training.model_loading import train_bpe_tokenizer
 from rlhf_nb.ui.viewer import browse, view
+from rlhf_nb.ui.viz import signal_table, token_strip
 from rlhf_nb.ui.what_if import what_if
 from rlhf_nb.update import Objective
 
@@ -1203,6 +1204,19 @@ def test_kept_outputs(tmp_path: Path, fresh: Callable[..., Page], axe: str):
         looked_at += 1
     assert not told, "\n".join(told)
     assert looked_at > len(NOTEBOOKS) / 2
+
+
+# catches: a tint of tokens on which the ink of a light or a dark page is pale
+def test_ink_on_full_colour_can_be_read(tmp_path: Path, read: Callable, axe: str):
+    tokens, numbers = ["up", "down", "none"], [1.0, -1.0, 0.0]
+    markup = token_strip(tokens, numbers) + signal_table(tokens, x=torch.tensor(numbers))
+    path, shown = tmp_path / "strips.html", ""
+    for ink, paper in (("#16191d", "#fff"), ("#cfd0d0", "#131416"), ("#e0e0e0", "#111")):
+        shown += f"<div style='color:{ink};background:{paper}'>{markup}</div>"
+    path.write_text(KEPT.format(shown), encoding="utf-8")
+    file = read(path)
+    file.examine(axe)
+    assert not (told := violations([file.body])), told
 
 
 # ---- The tests of the files, put to the test ----
