@@ -550,30 +550,6 @@ def test_the_live_reader_is_given_the_update_that_it_asks_for():
     assert ask(seen.reader, again=[0, 1])["value"] == dict(found=[], completed=[])
 
 
-def test_a_fault_in_the_kernel_is_told(monkeypatch):
-    # catches: an exception that is swallowed, so that the page waits for ever
-    import rlhf_nb.ui.viewer
-
-    seen = view(trained())
-    assert seen.reader
-    monkeypatch.setattr(rlhf_nb.ui.viewer, "packed_update", lambda *given: 1 / 0)
-    sent = []
-    seen.reader.send = lambda content, buffers=None: sent.append(content)
-    with pytest.raises(ZeroDivisionError):
-        seen.reader._answer(None, dict(load=0, number=1), [])
-    assert sent == [dict(answers=1, error="ZeroDivisionError: division by zero")]
-
-
-def test_what_a_notebook_keeps():
-    seen = view(trained(), episode=2)
-    bundle = seen._repr_mimebundle_()
-    assert (
-        bundle["text/html"] == str(seen)
-        and "Episode 2 of 4" in bundle["text/plain"]
-        and "application/vnd.jupyter.widget-view+json" in bundle
-    )
-
-
 def test_views_of_little(tmp_path):
     for r in (
         make((1,)),

@@ -24,25 +24,8 @@ from rlhf_nb.ui.viz import (
 quick = settings(max_examples=60, deadline=None)
 ALLOWED = {"div", "table", "caption", "tr", "th", "td", "bdi"}
 ATTRIBUTES = {"style", "scope", "tabindex", "role", "aria-label", "title"}
-nasty = st.lists(
-    st.sampled_from(
-        [
-            *list("ab <>&\"'/=\n\t\r\x00\x1b"),
-            "\u202e",
-            "\u2066",
-            "\u200b",
-            "\xa0",
-            "\u2028",
-            "\u2029",
-            "�",
-            "ש",
-            "🐈",
-            "<b>",
-            "</td>",
-        ]
-    ),
-    max_size=8,
-).map("".join)
+ODD = [*"ab <>&\"'/=\n\t\r\x00\x1b\u202e\u2066\u200b\xa0\u2028\u2029\ufffdש🐈", "<b>", "</td>"]
+nasty = st.lists(st.sampled_from(ODD), max_size=8).map("".join)
 numbers = st.floats(-1e6, 1e6) | st.sampled_from(
     [0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-9, -1e-300]
 )
@@ -108,27 +91,16 @@ def test_a_number_keeps_its_sign(value):
         assert read == pytest.approx(value, abs=0.0051 if abs(value) < 1000 else 0.51, rel=1e-9)
 
 
-def test_numbers_by_hand():
-    got = [
-        signed_number(v)
-        for v in (None, True, 0, -3, 12345, 0.005, 0.0049, 999.994, 1234.5, -0.5, 0.0)
-    ]
-    got += [signed_number(v) for v in (-1e6, 12_345_678.0)]
-    assert got == [
-        "",
-        "true",
-        "0",
-        "−3",
-        "12,345",
-        "+0.01",
-        "≈0",
-        "+999.99",
-        "+1,234",
-        "−0.50",
-        "0",
-        "−1.0e+06",
-        "+1.2e+07",
-    ]
+@pytest.mark.parametrize(
+    "values, texts",
+    [
+        ((None, True, 0, 0.0, -3, 12345), ["", "true", "0", "0", "−3", "12,345"]),
+        ((0.005, 0.0049, -0.5, 999.994), ["+0.01", "≈0", "−0.50", "+999.99"]),
+        ((1234.5, -1e6, 12_345_678.0), ["+1,234", "−1.0e+06", "+1.2e+07"]),
+    ],
+)
+def test_numbers_by_hand(values, texts):
+    assert [*map(signed_number, values)] == texts
 
 
 @quick

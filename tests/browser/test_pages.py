@@ -106,23 +106,6 @@ def test_every_widget_is_rendered(notebook: Notebook, shown: list[Widget], pictu
     assert not (told := lines(cut, page_of(notebook))), told
 
 
-# Where the names of an explorer's controls end, for each explorer of a page.
-ENDS = """() => [...document.querySelectorAll('.rlhf-dials')].map(frame =>
-  [...frame.querySelectorAll('.widget-label')].filter(label => label.textContent.trim()).map(label => {
-    const range = document.createRange();
-    range.selectNodeContents(label);
-    return Math.round(range.getBoundingClientRect().right);
-  }))"""
-
-
-# catches: names of choices that begin at the left edge, above sliders whose names end at the right
-def test_the_names_of_an_explorers_controls_end_on_one_edge(notebook: Notebook):
-    found = notebook.page.evaluate(ENDS)
-    assert found or page_of(notebook) not in MARKS  # both have an explorer
-    for ends in found:
-        assert max(ends) - min(ends) <= 2, f"{page_of(notebook)}: names end at {ends} px"
-
-
 # catches: a control without a label, one that only a mouse can reach, a picture of a control
 # without a name
 def test_every_control_has_a_name_and_is_reached_by_tab(notebook: Notebook, shown: list[Widget]):

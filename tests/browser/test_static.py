@@ -21,12 +21,14 @@ from controls import CUT, Widget, misfits, nameless, violations, widgets
 from lab import Lab, Notebook
 from notebooks import NOTEBOOKS
 from playwright.sync_api import Page, expect
+from test_browse import write
 from test_viewer import make, write_run
 
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.masks import right_pad
 from rlhf_nb.rollout import SIGNALS, Rollout, Sample, texts_of
 from rlhf_nb.training.model_loading import train_bpe_tokenizer
+from rlhf_nb.ui.loop import STEPS, loop_picture
 from rlhf_nb.ui.viewer import browse, view
 from rlhf_nb.ui.viz import signal_table, token_strip
 from rlhf_nb.ui.what_if import what_if
@@ -197,22 +199,7 @@ def hostile(update: int = 7) -> Rollout:
 
 def run_of(folder: Path, updates: int, make: Callable[[int], Rollout]) -> Path:
     "A run that kept its rollouts, and logged a line an update."
-    (folder / "rollouts").mkdir(parents=True)
-    for u in range(updates):
-        make(u).save(folder / "rollouts" / f"update-{u:05d}.safetensors")
-    lines = [
-        {
-            "stage": "ppo",
-            "step": u + 1,
-            "episode": 6 * (u + 1),
-            "objective/raw_scores": float(u),
-            "objective/kl": 2.0 * u,
-            "tokens/response_length": 7.0 + u,
-        }
-        for u in range(updates)
-    ]
-    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    return folder
+    return write(folder, updates, make=make)
 
 
 POST = (
@@ -746,28 +733,8 @@ def test_facts_are_coloured_where_the_judge_knows_them(tmp_path: Path, read: Cal
     assert "<i>my boss✓</i> sold✓ my lamp✗." in file.text(".panel")
 
 
-# catches: a suspect whose button leads elsewhere, a heading without suspects
-def test_suspects_lead_to_their_place(tmp_path: Path, read: Callable):
-    def odd(u: int) -> Rollout:
-        r = rollout(12, 8, seed=u, update=u)
-        if u != 1:
-            return r
-        scores, kl = r.scores.clone(), r.kl.clone()
-        scores[7], kl[7] = 9.0, 50.0
-        return r.with_(scores=scores, kl=kl)
-
-    file = read(browse(run_of(tmp_path / "run", 3, odd)).save_html(tmp_path / "run.html"))
-    file.page.locator(".suspects summary").click()
-    file.page.get_by_label("Find").fill("word1")
-    first = file.page.locator(".suspects button", has_text="Update 1, episode 7").first
-    first.click()
-    file.wait("Update 1, episode 7")
-    assert len(file.listed()) == 12
-    calm = read(view(rollout(2, 3)).save_html(tmp_path / "calm.html"))
-    assert not calm.page.locator(".suspects").count()
-
-
-# catches: a page that opens at an episode which nobody need look at, log-probs that two programs see
+# catches: a page that opens at an episode which nobody need look at, a suspect whose button leads
+# elsewhere, or nowhere under a filter, a heading without suspects; log-probs that two programs see
 # differently without a word, a KL below zero that raises no alarm
 def test_the_page_opens_at_what_deserves_a_look(tmp_path: Path, read: Callable):
     def planted(u: int) -> Rollout:
@@ -790,6 +757,15 @@ def test_the_page_opens_at_what_deserves_a_look(tmp_path: Path, read: Callable):
     file.press(str(file.signals().index("sampler - trainer") + 1), "l")
     assert file.text(".bubble").startswith("w4.3 token 4:")
     assert "sampler less trainer" in file.text(".signals [aria-pressed=true]")
+    file.page.locator(".suspects summary").click()
+    file.page.get_by_label("Find").fill("word1")
+    file.press("Escape", ",")
+    file.wait("Update 0,")
+    file.page.locator(".suspects button", has_text="Update 1, episode 4").first.click()
+    file.wait("Update 1, episode 4")
+    assert len(file.listed()) == 6
+    calm = read(view(rollout(2, 3)).save_html(tmp_path / "calm.html"))
+    assert not calm.page.locator(".suspects").count()
 
 
 # catches: a group of another prompt, a spread over all episodes, equal scores that are not marked or
@@ -962,7 +938,7 @@ def test_all_curves_have_one_axis(tmp_path: Path, read: Callable):
         file.page.get_by_role("combobox", name="Update").select_option(str(update))
         file.wait(f"Update {update},")
         assert gold() == f"{told} 20 % → 40 %" and rings() == pytest.approx(
-            [4 + 212 * update / 3] * 4, abs=0.01
+            [4 + 212 * update / 3] * 5, abs=0.01
         )
 
 
@@ -1204,6 +1180,28 @@ def test_kept_outputs(tmp_path: Path, fresh: Callable[..., Page], axe: str):
         looked_at += 1
     assert not told, "\n".join(told)
     assert looked_at > len(NOTEBOOKS) / 2
+
+
+# Texts that stick out of their box, or of the sheet, or are as pale or as dark as their box.
+MISPLACED = """svg => [...svg.querySelectorAll('text')].filter(e => e.getClientRects().length).flatMap(e => {
+  const home = e.parentNode.querySelector(':scope > rect') ?? svg, a = e.getBoundingClientRect(), b = home.getBoundingClientRect();
+  const light = e => getComputedStyle(e).fill.match(/[0-9.]+/g).slice(0, 3).reduce((sum, x) => sum + Number(x), 0) / 765;
+  return a.left < b.left || a.right > b.right || home !== svg && Math.abs(light(e) - light(home)) < 0.4 ? [e.textContent] : []; })"""
+
+
+# catches: a label that has grown out of its box, on a wide or on a narrow screen; a picture that is
+# dark on dark in a dark theme
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_loop_fits_and_reads(tmp_path: Path, read: Callable, scheme: str):
+    path = tmp_path / "loop.html"
+    shown = [loop_picture(), *(loop_picture(step.name) for step in STEPS)]
+    path.write_text(KEPT.format("".join(shown)), encoding="utf-8")
+    file = read(path)
+    file.page.emulate_media(color_scheme=scheme)
+    for width in (WIDE, 400):
+        file.page.set_viewport_size(dict(width=width, height=900))
+        for svg in file.page.locator("svg").all():
+            assert not (told := svg.evaluate(MISPLACED)), told
 
 
 # catches: a tint of tokens on which the ink of a light or a dark page is pale
