@@ -181,21 +181,16 @@ def test_several_processes(tmp_path):
     seen = RunFolder(tmp_path)
     assert list(seen.files) == [0]
     whole = seen.rollout(0)
-    assert (
-        len(whole) == 22
-        and whole.prompts[::2] == [f"of rank {rank}" for rank in range(11)]
-        and whole.mask.shape == (22, 6)
-    )
+    assert len(whole) == 22 and whole.prompts[::2] == [f"of rank {rank}" for rank in range(11)]
+    assert whole.mask.shape == (22, 6)
     for rank in (0, 2, 10):
         one = parts[0, rank]
         for name in ("kl", "advantages", "mask"):
-            assert (
-                torch.equal(
-                    getattr(whole, name)[2 * rank : 2 * rank + 2, : one.mask.shape[1]],
-                    getattr(one, name),
-                )
-                and not getattr(whole, name)[2 * rank, one.mask.shape[1] :].any()
+            assert torch.equal(
+                getattr(whole, name)[2 * rank : 2 * rank + 2, : one.mask.shape[1]],
+                getattr(one, name),
             )
+            assert not getattr(whole, name)[2 * rank, one.mask.shape[1] :].any()
     assert seen.numbers()["kl"].tolist() == pytest.approx(
         [x for rank in range(11) for x in parts[0, rank].kl.sum(1).tolist()]
     )
@@ -328,11 +323,8 @@ def test_odd_episodes_are_found():
         odd = base.copy()
         odd.loc[37, ["score", name]] = [9.0, value]
         (found,) = episode_suspects(odd)
-        assert (
-            (found.update, found.episode) == (1, 7)
-            and name in found.sentence
-            and "KL" not in found.sentence
-        )
+        assert (found.update, found.episode) == (1, 7) and name in found.sentence
+        assert "KL" not in found.sentence
     # catches: an update in which nearly all are alike, whose tiny spread makes a little thing the oddest
     calm = base.copy()
     calm.loc[30:, "repetition"] = np.linspace(0, 0.2, 30)
@@ -508,12 +500,8 @@ def test_a_static_file_of_a_run(tmp_path):
     path = seen.save_html(tmp_path / "run.html", updates=4, episodes=3)
     page, data = read_page(path)
     names = [one["name"] for one in data["updates"]]
-    assert (
-        path.stat().st_size < 2_000_000
-        and {"0", "29", "17"} <= set(names)
-        and len(names) <= 7
-        and data["start"] == len(names) - 1
-    )
+    assert path.stat().st_size < 2_000_000 and {"0", "29", "17"} <= set(names) and len(names) <= 7
+    assert data["start"] == len(names) - 1
     kept = [unpacked(one["packed"])[0]["episodes"] for one in data["updates"]]
     assert data["suspects"] and all(len(rows) >= 3 for rows in kept)
     for jump in data["suspects"]:
@@ -543,11 +531,9 @@ def test_what_is_too_much_for_a_file_is_said_and_cut(tmp_path, monkeypatch):
 
 def test_what_a_notebook_keeps(run):
     bundle = browse(str(run))._repr_mimebundle_()
-    assert (
-        "Update 4, after" in bundle["text/html"]
-        and bundle["text/plain"] == "RunBrowser(run: 5 updates, 0 to 4)"
-        and "application/vnd.jupyter.widget-view+json" in bundle
-    )
+    assert "Update 4, after" in bundle["text/html"]
+    assert bundle["text/plain"] == "RunBrowser(run: 5 updates, 0 to 4)"
+    assert "application/vnd.jupyter.widget-view+json" in bundle
 
 
 def test_half_filled_rollouts(tmp_path):
@@ -562,8 +548,7 @@ def test_half_filled_rollouts(tmp_path):
     )
     seen = browse(run)
     header, rows = unpacked(ask(seen.reader, load=0))
-    assert (
-        header["recipe"] is None and set(rows) == {"widths", "logprobs"} and "scores" not in header
-    )
+    assert header["recipe"] is None and set(rows) == {"widths", "logprobs"}
+    assert "scores" not in header
     assert "kept before" in header["told"] and "logprobs" in check(seen._repr_html_()).text
     read_page(seen.save_html(tmp_path / "x.html"))

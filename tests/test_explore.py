@@ -45,12 +45,8 @@ def test_two_bounds_make_a_slider(spec, kind, value, low, high, step):
     """catches: start and bound exchanged; a step of 1 between 0.0 and 1.0; a slider of whole
     numbers where one bound is a fraction"""
     made = control("kl_coef", spec)
-    assert (
-        isinstance(made, kind)
-        and (made.value, made.min, made.max) == (value, low, high)
-        and made.step == pytest.approx(step)
-        and made.description == "kl coef"
-    )
+    assert isinstance(made, kind) and (made.value, made.min, made.max) == (value, low, high)
+    assert made.step == pytest.approx(step) and made.description == "kl coef"
     assert (
         made.continuous_update is False
     )  # a picture is drawn when the hand lets go, not at every pixel
@@ -158,11 +154,8 @@ def test_moving_a_control_redraws(framed):
     for name, value in dict(steps=7, kind="k2", on=False).items():
         explorer.controls[name].value = value
         assert calls[-1][name] == value == explorer.state()[name]
-    assert (
-        calls[-1] == dict(steps=7, kind="k2", on=False)
-        and explorer.view.value == "<p>7 k2 False</p>"
-        and len(calls) == 4
-    )
+    assert calls[-1] == dict(steps=7, kind="k2", on=False)
+    assert explorer.view.value == "<p>7 k2 False</p>" and len(calls) == 4
     explorer.controls["steps"].value = 7
     explorer.controls["steps"].description = "another word"
     assert len(calls) == 4
@@ -190,11 +183,9 @@ def test_an_error_shows_and_is_raised():
         explorer.controls["x"].value = 3
     seen = Reader(explorer.view.value)
     assert "ValueError" in explorer.view.value and "<p>1</p>" not in explorer.view.value
-    assert (
-        "<script" not in explorer.view.value
-        and [tag for tag, _ in seen.seen if tag != "img"] == ["p", "b", "bdi"]
-        and 'role="alert"' in explorer.view.value
-    )
+    assert "<script" not in explorer.view.value
+    assert [tag for tag, _ in seen.seen if tag != "img"] == ["p", "b", "bdi"]
+    assert 'role="alert"' in explorer.view.value
     explorer.controls["x"].value = 4  # and it goes on
     assert explorer.view.value == "<p>4</p>"
 
@@ -222,11 +213,8 @@ def test_it_reads_without_a_kernel(framed):
 def test_a_state_in_words_is_escaped():
     explorer = Explorer(lambda who: "<em>view</em>", who=[NASTY, "b"])
     shown = explorer._repr_mimebundle_()["text/html"]
-    assert (
-        "<script" not in shown
-        and "&lt;script&gt;" in shown
-        and shown.endswith("<em>view</em></div>")
-    )
+    assert "<script" not in shown and "&lt;script&gt;" in shown
+    assert shown.endswith("<em>view</em></div>")
     assert [tag for tag, _ in Reader(shown).seen] == ["div", "style", "p", "em"]
 
 

@@ -65,10 +65,8 @@ def test_each_response_token_is_chosen_once():
         text for text in sequence_texts(PICTURES[1], "token") if text in ("sat", "down", "STOP")
     ]
     assert sorted(shown) == sorted(["sat", "down", "STOP"] * 2)
-    assert (
-        "Columns 2 to 4" in PICTURES[1]
-        and sequence_texts(PICTURES[1], "note").count("nothing") == 1
-    )
+    assert "Columns 2 to 4" in PICTURES[1]
+    assert sequence_texts(PICTURES[1], "note").count("nothing") == 1
     # values and log-probs one column before their tokens, the score once, at the last one
     boxes = [
         e for e in ElementTree.fromstring(PICTURES[2]).iter() if e.get("class") == "box trained"

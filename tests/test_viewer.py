@@ -68,13 +68,10 @@ def check(markup):
     assert not set("\u202e\x00") & set(markup)
     reader = Reader(markup)
     assert {tag for tag, _ in reader.seen} <= TAGS
-    names = {(tag, name) for tag, attributes in reader.seen for name in attributes}
-    assert {name for _, name in names} <= ATTRIBUTES
+    assert {name for _, attributes in reader.seen for name in attributes} <= ATTRIBUTES
     for tag, attributes in reader.seen:
-        assert (
-            attributes.get("src", "data:").startswith("data:image/svg+xml;base64,")
-            or "src" not in attributes
-        )
+        drawn = "data:image/svg+xml;base64,"
+        assert attributes.get("src", drawn).startswith(drawn)
         assert re.fullmatch(r"#[\w-]+|rollouts[\w.%-]*\.html", attributes.get("href", "#s"))
         assert "url(" not in attributes.get("style", "")
         if tag == "th":
@@ -91,21 +88,14 @@ def check_page(text):
     "A whole page, its headings and links."
     reader = check(text)
     levels = [level for level, _ in reader.heads]
-    assert (
-        levels[0] == 1
-        and levels.count(1) == 1
-        and all(b - a <= 1 for a, b in pairwise(levels))
-        and all(text for _, text in reader.heads)
-    )
+    assert levels[0] == 1 and levels.count(1) == 1 and all(b - a <= 1 for a, b in pairwise(levels))
+    assert all(text for _, text in reader.heads)
     ids = [attributes["id"] for _, attributes in reader.seen if "id" in attributes]
-    assert len(ids) == len(set(ids)) and {"#" + i for i in ids} == {
-        a["href"] for a in reader.all("a")
+    assert len(ids) == len(set(ids)) and {f"#{i}" for i in ids} == {
+        link["href"] for link in reader.all("a")
     }
-    assert {
-        attributes["aria-labelledby"]
-        for attributes in reader.all("section")
-        if "aria-labelledby" in attributes
-    } <= set(ids)
+    named = {section.get("aria-labelledby") for section in reader.all("section")}
+    assert named - {None} <= set(ids)
     return reader
 
 
@@ -201,16 +191,11 @@ def test_view_shows_what_is_there(filled, episode, scored, named):
         ]
         first = next(name for name in ("kl", "advantages", "rewards", *SIGNALS) if name in filled)
         if n:
-            assert (
-                reader.tables[0][1][0] == first
-                and [x for table in reader.tables[:-1] for x in table[0][1:]] == words
-            )
+            assert reader.tables[0][1][0] == first
+            assert [x for table in reader.tables[:-1] for x in table[0][1:]] == words
     facts = reader.text.split(" Prompt")[0]
-    assert (
-        ("raw score" in facts) == scored
-        and ("KL " in facts) == ("kl" in filled)
-        and f"{n} token" in facts
-    )
+    assert ("raw score" in facts) == scored and ("KL " in facts) == ("kl" in filled)
+    assert f"{n} token" in facts
     assert (
         f"reference: ref {episode}" in reader.text and f"post {episode}" in reader.text
     ) == named
@@ -280,40 +265,20 @@ def test_view_changes_nothing_and_prints():
 
 
 # ---------------------------------------------------------------- what if
-def trained(
-    kl_estimator="k1",
-    kl_coef=0.05,
-    gamma=1.0,
-    lam=0.95,
-    missing_eos_penalty=None,
-    kl_in="reward",
-    whiten_rewards=False,
-    lam_value=None,
-    seed=0,
-    **more,
-):
+def trained(seed=0, **chosen):
     "What the trainer's phases make, written out: the independent half of the comparison."
-    r = make((3, 5, 1, 4), seed=seed)
-    raw, penalty = torch.tensor([1.5, -2.0, 0.25, 3.0]), missing_eos_penalty
-    scores = raw if "score_clip" not in more else raw.clamp(-more["score_clip"], more["score_clip"])
-    scores = scores if penalty is None else penalize_missing_eos(scores, r.stopped, penalty)
-    kl = estimate_kl(r.logprobs, r.ref_logprobs, kl_estimator).masked_fill(~r.mask, 0.0)
-    rewards, _ = shape_rewards(scores, kl, r.mask, kl_coef if kl_in == "reward" else 0.0)
-    if whiten_rewards:
+    o = Objective(**dict(kl_estimator="k1", kl_coef=0.05, gamma=1.0, lam=0.95) | chosen)
+    r, raw = make((3, 5, 1, 4), seed=seed), torch.tensor([1.5, -2.0, 0.25, 3.0])
+    scores = raw if o.score_clip is None else raw.clamp(-o.score_clip, o.score_clip)
+    if o.missing_eos_penalty is not None:
+        scores = penalize_missing_eos(scores, r.stopped, o.missing_eos_penalty)
+    kl = estimate_kl(r.logprobs, r.ref_logprobs, o.kl_estimator).masked_fill(~r.mask, 0.0)
+    rewards, _ = shape_rewards(scores, kl, r.mask, o.kl_coef if o.kl_in == "reward" else 0.0)
+    if o.whiten_rewards:
         rewards = whiten(rewards, r.mask, shift_mean=False)
-    plain = gae(rewards, r.values, r.mask, gamma, lam)
-    targets = plain if lam_value is None else gae(rewards, r.values, r.mask, gamma, lam_value)
-    made = Objective(
-        kl_estimator=kl_estimator,
-        kl_coef=kl_coef,
-        gamma=gamma,
-        lam=lam,
-        missing_eos_penalty=penalty,
-        kl_in=kl_in,
-        whiten_rewards=whiten_rewards,
-        lam_value=lam_value,
-        **more,
-    )
+    plain = gae(rewards, r.values, r.mask, o.gamma, o.lam)
+    lam = o.lam if o.lam_value is None else o.lam_value
+    targets = gae(rewards, r.values, r.mask, o.gamma, lam)
     return r.with_(
         kl=kl,
         raw_scores=raw,
@@ -321,8 +286,8 @@ def trained(
         rewards=rewards,
         returns=returns_from(targets, r.values, r.mask),
         advantages=whiten(plain * r.mask, r.mask),
-        info=dict(update=1, kl_coef=kl_coef),
-        objective=asdict(made),
+        info=dict(update=1, kl_coef=o.kl_coef),
+        objective=asdict(o),
     )
 
 
@@ -364,17 +329,22 @@ def test_the_objective_of_a_rollout_gives_its_numbers_back(settings_, tmp_path):
     assert ("kl_coef" in offered) == (r.objective["kl_in"] == "reward")
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    st.sampled_from(["k1", "k2", "k3", "abs"]),
-    st.sampled_from([0.0, 0.02, 0.5]),
-    st.sampled_from([0.0, 0.9, 1.0]),
-    st.sampled_from([0.0, 0.95, 1.0]),
-    st.sampled_from([None, 1.5]),
+OBJECTIVES = st.fixed_dictionaries(
+    dict(
+        kl_estimator=st.sampled_from(["k1", "k2", "k3", "abs"]),
+        kl_coef=st.sampled_from([0.0, 0.02, 0.5]),
+        gamma=st.sampled_from([0.0, 0.9, 1.0]),
+        lam=st.sampled_from([0.0, 0.95, 1.0]),
+        missing_eos_penalty=st.sampled_from([None, 1.5]),
+    )
 )
-def test_what_if_is_what_the_trainer_would_have_made(estimator, kl_coef, gamma, lam, penalty):
+
+
+@settings(max_examples=25, deadline=None)
+@given(OBJECTIVES)
+def test_what_if_is_what_the_trainer_would_have_made(chosen):
     # catches: a setting that is not passed on, or is mixed up with another
-    wanted = trained(estimator, kl_coef, gamma, lam, penalty)
+    wanted = trained(**chosen)
     new = what_if(trained(), objective_of(wanted))
     for name in MADE:
         assert torch.equal(getattr(new, name), getattr(wanted, name)), name
@@ -520,10 +490,8 @@ def test_ratio_and_clipped_by_hand():
         wider = view(r.with_(objective=r.objective | wide), now=up).shown
         assert wider.signals(0)["clipped"].tolist() == [0, 0, 0]
     down = view(r, now=r.with_(logprobs=r.logprobs - math.log(2))).shown
-    assert (
-        down.signals(0)["clipped"].tolist() == [0, 0, -1]
-        and down.signals(1)["clipped"].tolist() == [-1] * 5
-    )
+    assert down.signals(0)["clipped"].tolist() == [0, 0, -1]
+    assert down.signals(1)["clipped"].tolist() == [-1] * 5
     with pytest.raises(ValueError, match="rollout of other responses"):
         view(r, now=r.with_(response_ids=r.response_ids + 1))
     with pytest.raises(ValueError, match=r"entropy has shape \[2\]"):
@@ -550,20 +518,17 @@ def test_the_live_reader_is_given_the_update_that_it_asks_for():
     assert ask(seen.reader, again=[0, 1])["value"] == dict(found=[], completed=[])
 
 
-def test_views_of_little(tmp_path):
-    for r in (
-        make((1,)),
-        make((0,)),
-        make((3, 2)).with_(**dict.fromkeys(SIGNALS), scores=None, raw_scores=None),
-        make((2,), tokens=[], prompts=[], responses=[], columns={}, info={}),
-    ):
-        seen = view(r)
-        _, data = read_page(seen.save_html(tmp_path / "x.html"))
-        header, rows = unpacked(data["updates"][0]["packed"])
-        there = {name for name in SIGNALS if getattr(r, name) is not None}
-        follows = {"kl", "rewards", "advantages", "returns"} if header["recipe"] else set()
-        assert header["lengths"] == r.mask.sum(1).tolist()
-        assert set(rows) - {"widths"} == there - follows
+@pytest.mark.parametrize("lengths, filled", [((1,), True), ((0,), True), ((3, 2), False)])
+def test_views_of_little(tmp_path, lengths, filled):
+    r = make(lengths)
+    if not filled:
+        r = r.with_(**dict.fromkeys(SIGNALS), scores=None, raw_scores=None)
+        r = r.with_(tokens=[], prompts=[], responses=[], columns={}, info={})
+    _, data = read_page(view(r).save_html(tmp_path / "x.html"))
+    header, rows = unpacked(data["updates"][0]["packed"])
+    follows = {"kl", "rewards", "advantages", "returns"} if header["recipe"] else set()
+    assert header["lengths"] == r.mask.sum(1).tolist()
+    assert set(rows) - {"widths"} == (set(SIGNALS) - follows if filled else set())
 
 
 # ---------------------------------------------------------------- the static file
@@ -622,10 +587,8 @@ def test_hostile_text_in_views():
         markup = view(r, episode)
         calm = view(make(responses=["", "", ""], columns={"c": ["d"] * 3}), episode)
         assert skeleton(check(markup)) == skeleton(check(calm))
-    assert (
-        max(len(word) for word in re.split(r"<[^>]*>|\s", view(r, 1))) < 200
-        and view(r, 1).count("<wbr>") > 400
-    )
+    assert max(len(word) for word in re.split(r"<[^>]*>|\s", view(r, 1))) < 200
+    assert view(r, 1).count("<wbr>") > 400
 
 
 # ---------------------------------------------------------------- curves
@@ -870,9 +833,9 @@ def test_report_has_it_all(whole):
         ["who", "90.0 %"],
         ["when", "50.0 %"],
     ]
+    assert len(reader.all("img")) == 9
     assert (
-        len(reader.all("img")) == 9
-        and reader.all("img")[1]["alt"]
+        reader.all("img")[1]["alt"]
         == "gold win rate, near-greedy, % of validation posts, ties half: 50.00 after episode 32; lowest 50.00, highest 50.00"
     )
 

@@ -310,9 +310,8 @@ def test_episode_table_values_and_columns():
         ["0", "−0.50", "+2.00", "", ""],
         ["1", "3", "", "", "[1, 2]"],
     ]
-    assert (
-        style(table[1][1])["text-align"] == "right" and style(table[2][4])["text-align"] == "left"
-    )
+    assert style(table[1][1])["text-align"] == "right"
+    assert style(table[2][4])["text-align"] == "left"
     assert texts(check_markup(episode_table(rows, ["b", "a"])).cells[0])[0] == ["", "b", "a"]
     assert len(check_markup(episode_table([dict(a=1.0)] * 300)).cells[0]) == 301
     assert "0 rows" in check_markup(episode_table([])).captions[0]

@@ -107,10 +107,8 @@ def test_buttons_by_tab_and_then_digits(page: Notebook, file: Path, key: str):
 # silence, and pale text
 def test_the_widget_is_sound(page: Notebook, axe: str):
     found = widgets(page)
-    assert (
-        len(found) == 1
-        and not page.page.locator(".jp-OutputArea script, .jp-OutputArea section b").count()
-    )
+    assert len(found) == 1
+    assert not page.page.locator(".jp-OutputArea script, .jp-OutputArea section b").count()
     for theme in ("Dark", "Light"):
         page.theme(theme)
         page.examine(axe)
