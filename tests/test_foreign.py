@@ -15,8 +15,8 @@ import pytest
 import torch
 from markup import Reader
 from packs import pieces, unpacked
-from test_browse import check, update_of
-from test_viewer import HOSTILE, ask, header_of, make, read_page
+from test_browse import update_of
+from test_viewer import HOSTILE, ask, check, make, read_page
 
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.rollout import SIGNALS, Rollout
@@ -140,8 +140,8 @@ def test_what_a_mask_leaves_out_within_an_answer(tmp_path):
     whole = row | dict(response_mask=[1, 1, 1, 1, 0])
     plain = ForeignRun([whole], None, files.Tokenizer()).rollout(1)
     assert "masked" not in plain.info and "masked" not in notes(plain)
-    assert dict(map(tuple, header_of(packed_update(shown_of(r)))["arrays"]))["masked"] == 4
-    assert "masked" not in dict(map(tuple, header_of(packed_update(shown_of(plain)))["arrays"]))
+    assert dict(map(tuple, unpacked(packed_update(shown_of(r)))[0]["arrays"]))["masked"] == 4
+    assert "masked" not in dict(map(tuple, unpacked(packed_update(shown_of(plain)))[0]["arrays"]))
 
 
 def test_a_chat_keeps_its_roles(tmp_path):
@@ -149,7 +149,7 @@ def test_a_chat_keeps_its_roles(tmp_path):
     talk = [dict(role="user", content="hi")]
     r = rollout([dict(prompt=talk, response="yes"), dict(prompt="plain", response="no")])
     assert r.prompts == ["hi", "plain"] and prompt_of(r, 0) == "user: hi"
-    first, second = header_of(packed_update(shown_of(r)))["prompts"]
+    first, second = unpacked(packed_update(shown_of(r)))[0]["prompts"]
     assert first["turns"] == [["user", "hi"]] and "turns" not in second
 
 
