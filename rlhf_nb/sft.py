@@ -44,7 +44,7 @@ from rlhf_nb.base.encoding import (
     strip_stop,
     template_settings,
 )
-from .base.fields import NotNegative, setting
+from .base.fields import Facts, NotNegative, setting
 from .base.last_layer import read_at
 from .base.opened import embedding_rows, reads_end_to_end
 from .base.sharding import gathered
@@ -300,7 +300,7 @@ class SFTConfig(SupervisedConfig):
     packing: bool = setting(
         False,
         "Lay the rows of a batch end to end instead of padding them; the loss is the same.",
-        "data names",
+        Facts("data", names=True),
     )
     learning_rate: NotNegative = setting(2e-5, "Peak learning rate.")
     dataset_text_field: str = setting("text", "The column of plain texts.", "data")
