@@ -22,17 +22,21 @@ from rlhf_nb.estimators import ESTIMATORS
 
 def config_of(flag: str, name: str) -> PretrainedConfig:
     "The config of the model that a flag names; no weights are read. OSError where there is none."
+    place, configured = from_where(name), (Path(name) / "config.json").is_file()
     adapter = Path(name) / "adapter_config.json"
-    if adapter.is_file() and not (Path(name) / "config.json").is_file():
+    if adapter.is_file() and not configured:
         return config_of(flag, json.loads(adapter.read_text())["base_model_name_or_path"])
+    problem = (
+        f"{flag} {name}: no folder of that name has a config.json, and neither the hub nor its "
+        "cache gave one. Check the name and the network, or give a folder with a config.json; "
+        "weights are not needed."
+    )
+    if Path(name).is_dir() and not configured and "gguf_file" not in place:
+        raise OSError(problem)
     try:
-        return AutoConfig.from_pretrained(**from_where(name))
-    except (OSError, ValueError) as error:
-        raise OSError(
-            f"{flag} {name}: no folder of that name has a config.json, and neither the hub nor its "
-            "cache gave one. Check the name and the network, or give a folder with a config.json; "
-            "weights are not needed."
-        ) from error
+        return AutoConfig.from_pretrained(**place)
+    except OSError as error:
+        raise OSError(problem) from error
 
 
 def layout_of(options: Namespace) -> tuple[str, int]:
