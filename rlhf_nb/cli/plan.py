@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
@@ -120,7 +121,7 @@ def dry_run(options: Namespace) -> int:
     policy, *value = [f"{m.trained:,} of {m.params:,}" for m in plan.trained]
     head = "a layer on the policy" if plan.critic else "none"
     assumed = "" if options.max_prompt_length else " (assumed: set --max_prompt_length)"
-    print(
+    summary = (
         f"PPO, planned and not run: {plan.layout}, {plan.num_processes} process(es), "
         f"{plan.precision}, weights loaded in {plan.dtype}, activations "
         f"{'recomputed' if plan.activation_checkpointing else 'kept'}; micro-batches of "
@@ -128,6 +129,7 @@ def dry_run(options: Namespace) -> int:
         f"responses of {plan.response_length}; trained parameters: policy {policy}, value model "
         f"{value[0] if value else head}."
     )
+    print(textwrap.fill(summary, 100))
     if options.use_vllm:
         print("The plan counts with what vLLM leaves of each GPU (--vllm_gpu_memory_utilization).")
     print(f"\nGiB on each GPU\n{plan.frame().to_string(float_format='{:.2f}'.format)}\n")
