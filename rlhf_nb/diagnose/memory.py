@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rlhf_nb.base.fields import Count, Positive, check_fields
 from rlhf_nb.base.opened import unwrap
-from rlhf_nb.base.without_data import without_data
+from rlhf_nb.base.without_data import make_fake_tensors
 from rlhf_nb.training.model_loading import add_adapter
 from rlhf_nb.ui.html import element
 
@@ -163,7 +163,7 @@ def token_bytes(
         body.config.layer_types = 2 * (getattr(body.config, "layer_types", None) or [])
     del layers[:]
     try:
-        with without_data(), torch.autocast("cpu", torch.bfloat16, enabled=form.autocast):
+        with make_fake_tensors(), torch.autocast("cpu", torch.bfloat16, enabled=form.autocast):
             for part in [*body.modules(), *one.modules()]:
                 for name, x in [*part.named_parameters(recurse=False)]:
                     new = torch.empty(x.shape, dtype=dtype)
