@@ -24,7 +24,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rlhf_nb.base.fields import Count, Positive, check_fields
 from rlhf_nb.base.opened import unwrap
-from rlhf_nb.base.without_data import without_data
+from rlhf_nb.base.without_data import make_fake_tensors
 from rlhf_nb.training.model_loading import add_adapter
 from rlhf_nb.ui.html import element
 
@@ -131,7 +131,7 @@ def row_bytes(
         kept[-1][id(x.untyped_storage())] = x.untyped_storage()
         return x
 
-    with without_data(), torch.autocast("cpu", torch.bfloat16, enabled=form.autocast):
+    with make_fake_tensors(), torch.autocast("cpu", torch.bfloat16, enabled=form.autocast):
         tensors: dict[str, Any] = {}
         for name, x in body.named_buffers():
             tensors[name] = torch.empty(x.shape, dtype=x.dtype)
