@@ -88,7 +88,7 @@ WRONG_OF_PPO: dict[str, list] = {
     "dual_clip": [1.0, nan, inf],
     "gamma lam": ["1", None, 1.5, -0.1, nan],
     "top_p": [None, 0.0, 1.5, nan],
-    "kl_estimator kl_controller reward_aggregation vllm_mode": [None, 1, "K1", ["k1"]],
+    "kl_estimator kl_controller reward_aggregation": [None, 1, "K1", ["k1"]],
     "penalty_reward_value": [None, nan],
     "normalize_scores whiten_rewards share_value_trunk": [None, 1, "no", "False"],
     "stop_token": [1, "<eos>"],
