@@ -352,11 +352,8 @@ def test_texts_leave_out_the_stop_alone(letters):
         torch.tensor([True, False, True]),
     )
     texts, tokens = texts_of(letters, drawn, [STOP])
-    assert texts == ["ab", "abcd", ""] and tokens == [
-        ["a", "b", "<eos>"],
-        ["a", "b", "c", "d"],
-        ["<eos>"],
-    ]
+    assert texts == ["ab", "abcd", ""]
+    assert tokens == [["a", "b", "<eos>"], ["a", "b", "c", "d"], ["<eos>"]]
 
 
 @pytest.fixture(scope="module")

@@ -257,10 +257,8 @@ def test_every_edit_pair_differs_in_gold(kind):
 
 def test_pairs_carry_gold_and_noise(world):
     pairs = edit_pairs(world["train"], seed=0)
-    assert (
-        pairs.column_names == "prompt chosen rejected kind gold_chosen gold_rejected".split()
-        and len(pairs) == len(world["train"])
-    )
+    assert pairs.column_names == "prompt chosen rejected kind gold_chosen gold_rejected".split()
+    assert len(pairs) == len(world["train"])
     assert (
         pairs.to_list()
         == edit_pairs(world["train"], seed=0).to_list()
@@ -292,12 +290,8 @@ def test_the_probe_changes_one_fact(world):
         good, bad = (
             gold_judge(pair[side], json.loads(post["facts"])) for side in ("chosen", "rejected")
         )
-        assert (good.covered, good.invented, bad.covered, bad.invented) == (
-            7,
-            0,
-            6,
-            1,
-        ) and not bad.malformed
+        assert (good.covered, good.invented, bad.covered, bad.invented) == (7, 0, 6, 1)
+        assert not bad.malformed
         assert sum(a != b for a, b in zip(pair["chosen"].split(), pair["rejected"].split())) == 1
 
 

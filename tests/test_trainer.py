@@ -270,10 +270,8 @@ def test_a_plain_run_is_logged_kept_and_saved(ppo, letters, tmp_path):
         AutoTokenizer.from_pretrained(tmp_path / "saved")("abc").input_ids
         == letters("abc").input_ids
     )
-    assert (again.generation_config.eos_token_id, again.generation_config.pad_token_id) == (
-        1,
-        0,
-    ) and "ppo" in (tmp_path / "saved" / "README.md").read_text()
+    assert (again.generation_config.eos_token_id, again.generation_config.pad_token_id) == (1, 0)
+    assert "ppo" in (tmp_path / "saved" / "README.md").read_text()
 
 
 # catches: metrics of the sampled entropy in place of the exact one, losses averaged per micro-batch
