@@ -509,16 +509,9 @@ def test_fault_09_the_score_is_paid_on_the_last_real_token(ppo, kl_coef):
 
 # ---- 10: the model's own generation config ----
 
-LEFTOVERS = dict(
-    repetition_penalty=dict(repetition_penalty=1.8),
-    temperature=dict(temperature=0.2, do_sample=True),
-    no_repeat=dict(no_repeat_ngram_size=1),
-    top_k=dict(top_k=2, do_sample=True),
-    at_least=dict(min_new_tokens=4),
-    banned=dict(suppress_tokens=[3, 4, 5]),
-    beams=dict(num_beams=3),
-    length=dict(max_new_tokens=2),
-)
+LEFTOVERS = dict(repetition_penalty=1.8, no_repeat_ngram_size=1, suppress_tokens=[3, 4, 5])
+LEFTOVERS |= dict(temperature=0.2, do_sample=True, top_k=2, num_beams=3)
+LEFTOVERS |= dict(min_new_tokens=4, max_new_tokens=2)
 
 
 def cut(ids: torch.Tensor, mask: torch.Tensor, stopped: torch.Tensor) -> Sample:
@@ -544,9 +537,7 @@ def with_leftovers(ppo, leftovers: dict) -> list:
 
 # catches: generate() with the model's own config as the sampler, or its log-probs as the old ones
 def test_fault_10_leftovers_in_the_generation_config_have_no_say(ppo):
-    together = {name: x for leftovers in LEFTOVERS.values() for name, x in leftovers.items()}
-    assert len(together) == 9
-    assert with_leftovers(ppo, {}) == with_leftovers(ppo, together)
+    assert with_leftovers(ppo, {}) == with_leftovers(ppo, LEFTOVERS)
 
 
 # ---- 11: pad equal to stop ----
@@ -1013,6 +1004,12 @@ def check_stops_at_once(ppo, rows, keep_stop=True, **settings):
 )
 def test_fault_17_a_row_that_stops_at_once(ppo, rows, settings):
     check_stops_at_once(ppo, rows, **settings)
+
+
+# catches: a check of such rows that an empty row would pass
+def test_fault_17_an_empty_row_is_caught(ppo):
+    with pytest.raises((AssertionError, FloatingPointError, RuntimeError)):
+        check_stops_at_once(ppo, slice(0, 4), keep_stop=False)
 
 
 # catches: 0 / 0 where every reward is the same: nothing to learn from, and nothing to break either
