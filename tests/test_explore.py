@@ -13,17 +13,7 @@ from markup import Reader
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from rlhf_nb.ui.explore import (
-    Explorer,
-    control,
-    dial,
-    frame,
-    markup,
-    pack,
-    thin_dials,
-    unpack,
-    view_at,
-)
+from rlhf_nb.ui import explore
 
 NASTY = '"><script>alert(1)</script>&'
 SVG = "{http://www.w3.org/2000/svg}"
@@ -54,7 +44,7 @@ def line() -> Figure:
     ],
 )
 def test_two_bounds_make_a_slider(spec, kind, value, low, high, step):
-    made = control("kl_coef", spec)
+    made = explore.control("kl_coef", spec)
     assert isinstance(made, kind)
     assert (made.value, made.min, made.max) == (value, low, high)
     assert made.step == pytest.approx(step)
@@ -66,8 +56,8 @@ def test_two_bounds_make_a_slider(spec, kind, value, low, high, step):
 # catches: a dict shown by its values or handing over its labels; a start other than the first; True
 # taken for the number 1; an underscore that a screen reader reads out
 def test_choices_make_buttons():
-    listed = control("estimator", ["k1", "k2"])
-    named = control("dual_clip", {"off": 0.0, "three": 3.0})
+    listed = explore.control("estimator", ["k1", "k2"])
+    named = explore.control("dual_clip", {"off": 0.0, "three": 3.0})
     # a native menu cannot be moved by the keyboard in JupyterLab
     assert type(listed) is type(named) is widgets.ToggleButtons
     assert listed.options == ("k1", "k2") and listed.value == "k1"
@@ -75,7 +65,7 @@ def test_choices_make_buttons():
     named.label = "three"
     assert named.value == 3.0 and named.description == "dual clip"
     for value in (True, False):
-        made = control("whiten", value)
+        made = explore.control("whiten", value)
         assert type(made) is widgets.Checkbox and made.value is value
 
 
@@ -102,7 +92,7 @@ def test_choices_make_buttons():
 )
 def test_no_control(spec):
     with pytest.raises(ValueError, match=r"seed is .*give \(low, high, start\)"):
-        control("seed", spec)
+        explore.control("seed", spec)
 
 
 # ---- Views ----
@@ -112,7 +102,7 @@ def test_no_control(spec):
 # memory that grows with each redraw
 def test_a_figure_becomes_an_image_and_is_closed():
     before, figure = plt.get_fignums(), line()
-    (image,) = Reader(markup(figure, "a line that rises")).all("img")
+    (image,) = Reader(explore.markup(figure, "a line that rises")).all("img")
     assert plt.get_fignums() == before
     kind, drawing = image["src"].split(",", 1)
     assert image["alt"] == "a line that rises" and kind == "data:image/svg+xml"
@@ -122,7 +112,7 @@ def test_a_figure_becomes_an_image_and_is_closed():
 
 # catches: a date or a random name in an image, which makes every run of a page another file
 def test_the_same_figure_is_the_same_text():
-    assert markup(line(), "a line") == markup(line(), "a line")
+    assert explore.markup(line(), "a line") == explore.markup(line(), "a line")
 
 
 # ---- Explorers ----
@@ -137,7 +127,7 @@ def framed():
         calls.append(state)
         return f"<p>{state['steps']} {state['kind']} {state['on']}</p>"
 
-    explorer = Explorer(
+    explorer = explore.Explorer(
         render,
         title="Steps & kinds",
         question="How <far>?",
@@ -171,7 +161,7 @@ def test_moving_a_control_redraws(framed):
 
 
 def test_a_figure_carries_its_sentence():
-    explorer = Explorer(lambda x: line(), alt=NASTY, x=(0, 9, 1))
+    explorer = explore.Explorer(lambda x: line(), alt=NASTY, x=(0, 9, 1))
     before = plt.get_fignums()
     for value in (2, 3, 4):
         explorer.controls["x"].value = value
@@ -186,7 +176,7 @@ def test_an_error_shows_and_is_raised():
             raise ValueError(NASTY)
         return f"<p>{x}</p>"
 
-    explorer = Explorer(render, x=(0, 9, 1))
+    explorer = explore.Explorer(render, x=(0, 9, 1))
     with pytest.raises(ValueError):
         explorer.controls["x"].value = 3
     seen = Reader(explorer.view.value)
@@ -212,14 +202,14 @@ def test_it_reads_without_a_kernel(framed):
         assert "Steps &amp; kinds" in kept and "How &lt;far&gt;?" in kept
     assert (
         "kl coef 0.5"
-        in Explorer(lambda kl_coef: "", kl_coef=(0.0, 1.0, 0.5))._repr_mimebundle_(
+        in explore.Explorer(lambda kl_coef: "", kl_coef=(0.0, 1.0, 0.5))._repr_mimebundle_(
             include=None, exclude=None
         )["text/html"]
     )
 
 
 def test_a_state_in_words_is_escaped():
-    explorer = Explorer(lambda who: "<em>view</em>", who=[NASTY, "b"])
+    explorer = explore.Explorer(lambda who: "<em>view</em>", who=[NASTY, "b"])
     shown = explorer._repr_mimebundle_()["text/html"]
     assert "<script" not in shown
     assert "&lt;script&gt;" in shown
@@ -267,12 +257,12 @@ def test_a_state_is_shown_without_moving_anything(framed):
 @pytest.mark.parametrize("wrong", [dict(stepz=1), dict(steps=10), dict(kind="k3"), dict(on=2)])
 def test_a_state_that_there_is_not(wrong):
     given = dict(steps=(0, 9, 4), kind=["k1", "k2"], on=True)
-    explorer = Explorer(lambda **state: "", **given)
+    explorer = explore.Explorer(lambda **state: "", **given)
     for act in (explorer.set, explorer.at):
         with pytest.raises(ValueError, match="there is no control stepz|cannot be"):
             act(**wrong)
     with pytest.raises(ValueError):
-        Explorer(lambda **state: "", presets={"wrong": wrong}, **given)
+        explore.Explorer(lambda **state: "", presets={"wrong": wrong}, **given)
     assert explorer.state() == dict(steps=4, kind="k1", on=True)
 
 
@@ -288,7 +278,7 @@ def test_what_a_control_can_be():
         "on": (True, 2, 1, "yes", True),
     }
     for name, (spec, count, start, text, value) in wanted.items():
-        made = dial(name, control(name, spec))
+        made = explore.dial(name, explore.control(name, spec))
         assert (len(made.values), made.start) == (count, start), name
         assert made.texts[made.place(value)] == text
 
@@ -297,23 +287,23 @@ def test_what_a_control_can_be():
 # choice that is dropped
 def test_thinned_sliders_keep_what_is_needed():
     specs = dict(a=(0, 100, 37), b=(0, 100, 50), c=["x", "y"])
-    dials = [dial(name, control(name, spec)) for name, spec in specs.items()]
-    a, b, c = thin_dials(dials, dict(a={61}), most=100)
+    dials = [explore.dial(name, explore.control(name, spec)) for name, spec in specs.items()]
+    a, b, c = explore.thin_dials(dials, dict(a={61}), most=100)
     assert {0, 37, 61, 100} <= {*a.values} and {0, 50, 100} <= {*b.values}
     assert a.values[a.start] == 37 and c.values == ["x", "y"]
     assert 60 < len(a.values) * len(b.values) * 2 <= 100
     with pytest.raises(ValueError, match="fewer choices"):
-        thin_dials(dials, {}, most=10)
+        explore.thin_dials(dials, {}, most=10)
 
 
 # catches: states in another order than the page counts them, parts that are put together wrong
 def test_a_grid_has_what_render_gives(framed):
     explorer, _ = framed
-    grid = unpack(pack(explorer.grid()))
+    grid = explore.unpack(explore.pack(explorer.grid()))
     assert len(grid["views"]) == 10 * 2 * 2
     for state in ([4, 0, 1], [0, 1, 0], [9, 1, 1], [9, 0, 0]):
         steps, kind, on = state
-        assert view_at(grid, state) == f"<p>{steps} {['k1', 'k2'][kind]} {bool(on)}</p>"
+        assert explore.view_at(grid, state) == f"<p>{steps} {['k1', 'k2'][kind]} {bool(on)}</p>"
     assert [preset["at"] for preset in grid["presets"]] == [[9, 0, 1], [4, 1, 0], [0, 0, 1]]
     moved = explorer.grid()
     explorer.set(steps=8)
@@ -321,7 +311,7 @@ def test_a_grid_has_what_render_gives(framed):
 
 
 def test_stops_are_the_stops_of_the_page():
-    explorer = Explorer(
+    explorer = explore.Explorer(
         lambda x: f"<p>{x}</p>", presets=dict(p=dict(x=7)), stops=dict(x=[0, 50]), x=(0, 100, 3)
     )
     assert [one.values for one in explorer.dials()] == [[0, 3, 7, 50]]
@@ -329,13 +319,13 @@ def test_stops_are_the_stops_of_the_page():
 
 def test_parts_are_kept_once():
     views = [f"<table>{'<td>same</td>' * 500}<td>{i}</td></table>" for i in range(300)]
-    explorer = Explorer(lambda x: views[x], x=(0, 299, 0))
+    explorer = explore.Explorer(lambda x: views[x], x=(0, 299, 0))
     assert len(explorer.grid()["parts"]) < 1 + 2 + 300 + 2
-    assert len(pack(explorer.grid())) < len("".join(views)) / 200
+    assert len(explore.pack(explorer.grid())) < len("".join(views)) / 200
 
 
 # catches: a frame that is empty, or whose title is markup
 def test_the_start_can_be_read_without_a_script(framed):
-    text = frame(framed[0].grid())
+    text = explore.frame(framed[0].grid())
     assert "<p>4 k1 True</p>" in text and "steps 4 · kind k1 · on yes" in text
     assert "Steps &amp; kinds" in text and "<far>" not in text
