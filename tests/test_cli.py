@@ -1186,23 +1186,11 @@ view ppo_seed0 --no-browser
     .splitlines()
 )
 
-AGAIN = dict(
-    dataset_name="mini_tldr",
-    dataset_train_split="train[:64]",
-    dataset_test_split="test[:8]",
-    model_name_or_path="sft",
-    reward_model_path="reward",
-    non_eos_penalty=True,
-    penalty_reward_value=-1,
-    per_device_train_batch_size=16,
-    total_episodes=48,
-    num_ppo_epochs=1,
-    response_length=12,
-    logging_steps=1,
-    save_rollouts=True,
-    use_cpu=True,
-    disable_tqdm=True,
-)
+AGAIN = dict(dataset_train_split="train[:64]", dataset_test_split="test[:8]")
+AGAIN |= dict(dataset_name="mini_tldr", model_name_or_path="sft", reward_model_path="reward")
+AGAIN |= dict(non_eos_penalty=True, penalty_reward_value=-1, response_length=12)
+AGAIN |= dict(per_device_train_batch_size=16, total_episodes=48, num_ppo_epochs=1, logging_steps=1)
+AGAIN |= dict.fromkeys(("save_rollouts", "use_cpu", "disable_tqdm"), True)
 
 
 @pytest.fixture(scope="module")

@@ -55,10 +55,8 @@ def nothing(prompts, responses, **columns):
     return [0.0] * len(responses)
 
 
-def gradient(trainer: PPOTrainer) -> torch.Tensor:
-    return torch.cat(
-        [p.grad.flatten().double() for p in trainer.model.parameters() if p.grad is not None]
-    )
+def gradient(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
 
 
 def assert_alike(a: dict, b: dict, within: float) -> None:
@@ -239,7 +237,7 @@ def test_fault_04_checkpointing_recomputes_in_both_models(ppo, how):
         found.append(dict(seen))
         r = r or scored(trainer)
         loss_now(trainer, r)[0].backward()
-        found.append(gradient(trainer))
+        found.append(gradient(trainer.model))
     once, plain, twice, same = found
     assert once == dict(policy=2, value=2) and twice == dict(policy=4, value=4)
     assert (plain - same).norm() < 1e-6 * plain.norm()
@@ -886,19 +884,10 @@ def check_padding(ppo, letters, absolute=False, **settings):
     for left, right in ((0, 0), (0, 3), (2, 0), (3, 4)):
         if absolute:
             settings["model"] = copy.deepcopy(policy)
-        trainer = ppo(
-            reward,
-            learning_rate=0.05,
-            optim="sgd",
-            num_ppo_epochs=2,
-            num_mini_batches=2,
-            max_grad_norm=0.0,
-            entropy_coef=0.1,
-            whiten_rewards=True,
-            normalize_scores=True,
-            cliprange=0.01,
-            **settings,
-        )
+        learning = dict(learning_rate=0.05, optim="sgd", max_grad_norm=0.0)
+        learning |= dict(num_ppo_epochs=2, num_mini_batches=2, entropy_coef=0.1, cliprange=0.01)
+        scaled = dict(whiten_rewards=True, normalize_scores=True)
+        trainer = ppo(reward, **learning, **scaled, **settings)
         r = trainer.rollout(PROMPTS[:8])
         assert not r.mask.all() and not r.prompt_mask.all()
         if left or right:
@@ -958,34 +947,16 @@ def check_stops_at_once(ppo, rows, keep_stop=True, **settings):
     for b in torch.arange(8)[rows].tolist():
         trainer.model.zero_grad()
         loss_now(trainer, r.select([b]))[0].backward()
-        sizes = {
-            part: torch.stack(
-                [
-                    p.grad.norm()
-                    for p in getattr(trainer.model, part).parameters()
-                    if p.grad is not None
-                ]
-            )
-            .norm()
-            .item()
-            for part in ("policy", "value")
-        }
-        assert all(math.isfinite(size) and size > 1e-6 for size in sizes.values()), (b, sizes)
-        got = torch.cat(
-            [p.grad.flatten() for p in trainer.model.policy.parameters() if p.grad is not None]
-        )
+        for part in (trainer.model.policy, trainer.model.value):
+            size = gradient(part).norm().item()
+            assert math.isfinite(size) and size > 1e-6, b
+        got = gradient(trainer.model.policy)
         trainer.model.zero_grad()
         # what chose the stop token
         logits = trainer.model.policy(r.prompt_ids[b][r.prompt_mask[b]][None]).logits[0, -1]
         (-r.advantages[b, 0] * logits.log_softmax(-1)[STOP]).backward()
-        torch.testing.assert_close(
-            got,
-            torch.cat(
-                [p.grad.flatten() for p in trainer.model.policy.parameters() if p.grad is not None]
-            ),
-            atol=1e-5,
-            rtol=1e-4,
-        )
+        wanted = gradient(trainer.model.policy)
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
 
 
 # catches: 0 / 0 in a row of one token, a mask that ends before the stop token, a value or an
@@ -1038,7 +1009,7 @@ def check_micro_batches(ppo, dtype, within):
 
         def optimizer_step(self, model):
             self.losses[-1] = torch.stack(self.losses[-1]).sum().item()
-            self.stepped_on.append(gradient(self))
+            self.stepped_on.append(gradient(self.model))
             norm = super().optimizer_step(model)
             self.losses.append([])
             return norm
