@@ -13,7 +13,17 @@ from markup import Reader
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from rlhf_nb.ui import explore
+from rlhf_nb.ui.explore import (
+    Explorer,
+    control,
+    dial,
+    frame,
+    markup,
+    pack,
+    thin_dials,
+    unpack,
+    view_at,
+)
 
 NASTY = '"><script>alert(1)</script>&'
 SVG = "{http://www.w3.org/2000/svg}"
@@ -29,8 +39,6 @@ def line() -> Figure:
 # ---- Controls ----
 
 
-# catches: start and bound exchanged; a step of 1 between 0.0 and 1.0; a slider of whole numbers
-# where one bound is a fraction
 @pytest.mark.parametrize(
     "spec, kind, value, low, high, step",
     [
@@ -44,33 +52,39 @@ def line() -> Figure:
     ],
 )
 def test_two_bounds_make_a_slider(spec, kind, value, low, high, step):
-    made = explore.control("kl_coef", spec)
-    assert isinstance(made, kind)
-    assert (made.value, made.min, made.max) == (value, low, high)
-    assert made.step == pytest.approx(step)
-    assert made.description == "kl coef"
-    # a picture is drawn when the hand lets go, not at every pixel
-    assert made.continuous_update is False
+    """catches: start and bound exchanged; a step of 1 between 0.0 and 1.0; a slider of whole
+    numbers where one bound is a fraction"""
+    made = control("kl_coef", spec)
+    assert (
+        isinstance(made, kind)
+        and (made.value, made.min, made.max) == (value, low, high)
+        and made.step == pytest.approx(step)
+        and made.description == "kl coef"
+    )
+    assert (
+        made.continuous_update is False
+    )  # a picture is drawn when the hand lets go, not at every pixel
 
 
-# catches: a dict shown by its values or handing over its labels; a start other than the first; True
-# taken for the number 1; an underscore that a screen reader reads out
 def test_choices_make_buttons():
-    listed = explore.control("estimator", ["k1", "k2"])
-    named = explore.control("dual_clip", {"off": 0.0, "three": 3.0})
-    # a native menu cannot be moved by the keyboard in JupyterLab
-    assert type(listed) is type(named) is widgets.ToggleButtons
+    """catches: a dict shown by its values or handing over its labels; a start other than the first;
+    True taken for the number 1; an underscore that a screen reader reads out"""
+    listed, named = (
+        control("estimator", ["k1", "k2"]),
+        control("dual_clip", {"off": 0.0, "three": 3.0}),
+    )
+    assert (
+        type(listed) is type(named) is widgets.ToggleButtons
+    )  # a native menu cannot be moved by the keyboard in JupyterLab
     assert listed.options == ("k1", "k2") and listed.value == "k1"
     assert named.label == "off" and named.value == 0.0
     named.label = "three"
     assert named.value == 3.0 and named.description == "dual clip"
     for value in (True, False):
-        made = explore.control("whiten", value)
+        made = control("whiten", value)
         assert type(made) is widgets.Checkbox and made.value is value
 
 
-# catches: a pair taken for bounds without a start; an empty menu; an error that does not say which
-# argument it was
 @pytest.mark.parametrize(
     "spec",
     [
@@ -91,18 +105,20 @@ def test_choices_make_buttons():
     ids=repr,
 )
 def test_no_control(spec):
+    """catches: a pair taken for bounds without a start; an empty menu; an error that does not say
+    which argument it was"""
     with pytest.raises(ValueError, match=r"seed is .*give \(low, high, start\)"):
-        explore.control("seed", spec)
+        control("seed", spec)
 
 
 # ---- Views ----
 
 
-# catches: a figure that stays open and is drawn a second time by the notebook; an image in a file;
-# memory that grows with each redraw
 def test_a_figure_becomes_an_image_and_is_closed():
+    """catches: a figure that stays open and is drawn a second time by the notebook; an image in a
+    file; memory that grows with each redraw"""
     before, figure = plt.get_fignums(), line()
-    (image,) = Reader(explore.markup(figure, "a line that rises")).all("img")
+    (image,) = Reader(markup(figure, "a line that rises")).all("img")
     assert plt.get_fignums() == before
     kind, drawing = image["src"].split(",", 1)
     assert image["alt"] == "a line that rises" and kind == "data:image/svg+xml"
@@ -110,9 +126,9 @@ def test_a_figure_becomes_an_image_and_is_closed():
     assert len(paths) > 5 and "#" not in drawing  # something was drawn; nothing ends the address
 
 
-# catches: a date or a random name in an image, which makes every run of a page another file
 def test_the_same_figure_is_the_same_text():
-    assert explore.markup(line(), "a line") == explore.markup(line(), "a line")
+    "catches: a date or a random name in an image, which makes every run of a page another file"
+    assert markup(line(), "a line") == markup(line(), "a line")
 
 
 # ---- Explorers ----
@@ -127,7 +143,7 @@ def framed():
         calls.append(state)
         return f"<p>{state['steps']} {state['kind']} {state['on']}</p>"
 
-    explorer = explore.Explorer(
+    explorer = Explorer(
         render,
         title="Steps & kinds",
         question="How <far>?",
@@ -146,51 +162,56 @@ def test_it_draws_at_the_start(framed):
     assert list(explorer.controls) == ["steps", "kind", "on"]
 
 
-# catches: a control that nobody watches; a view one step behind; a redraw without a change
 def test_moving_a_control_redraws(framed):
+    "catches: a control that nobody watches; a view one step behind; a redraw without a change"
     explorer, calls = framed
     for name, value in dict(steps=7, kind="k2", on=False).items():
         explorer.controls[name].value = value
         assert calls[-1][name] == value == explorer.state()[name]
-    assert calls[-1] == dict(steps=7, kind="k2", on=False)
-    assert explorer.view.value == "<p>7 k2 False</p>"
-    assert len(calls) == 4
+    assert (
+        calls[-1] == dict(steps=7, kind="k2", on=False)
+        and explorer.view.value == "<p>7 k2 False</p>"
+        and len(calls) == 4
+    )
     explorer.controls["steps"].value = 7
     explorer.controls["steps"].description = "another word"
     assert len(calls) == 4
 
 
 def test_a_figure_carries_its_sentence():
-    explorer = explore.Explorer(lambda x: line(), alt=NASTY, x=(0, 9, 1))
+    explorer = Explorer(lambda x: line(), alt=NASTY, x=(0, 9, 1))
     before = plt.get_fignums()
     for value in (2, 3, 4):
         explorer.controls["x"].value = value
     assert Reader(explorer.view.value).all("img")[0]["alt"] == NASTY and plt.get_fignums() == before
 
 
-# catches: the old picture left standing; an error swallowed, so that a broken page passes its test;
-# markup in a message
 def test_an_error_shows_and_is_raised():
+    """catches: the old picture left standing; an error swallowed, so that a broken page passes its
+    test; markup in a message"""
+
     def render(x):
         if x == 3:
             raise ValueError(NASTY)
         return f"<p>{x}</p>"
 
-    explorer = explore.Explorer(render, x=(0, 9, 1))
+    explorer = Explorer(render, x=(0, 9, 1))
     with pytest.raises(ValueError):
         explorer.controls["x"].value = 3
     seen = Reader(explorer.view.value)
     assert "ValueError" in explorer.view.value and "<p>1</p>" not in explorer.view.value
-    assert "<script" not in explorer.view.value
-    assert [tag for tag, _ in seen.seen if tag != "img"] == ["p", "b", "bdi"]
-    assert 'role="alert"' in explorer.view.value
+    assert (
+        "<script" not in explorer.view.value
+        and [tag for tag, _ in seen.seen if tag != "img"] == ["p", "b", "bdi"]
+        and 'role="alert"' in explorer.view.value
+    )
     explorer.controls["x"].value = 4  # and it goes on
     assert explorer.view.value == "<p>4</p>"
 
 
-# catches: a page that is empty where nothing runs; a state one move old; labels with underscores; a
-# title that is markup
 def test_it_reads_without_a_kernel(framed):
+    """catches: a page that is empty where nothing runs; a state one move old; labels with
+    underscores; a title that is markup"""
     explorer, _ = framed
     bundle = explorer._repr_mimebundle_()
     assert json.dumps(bundle) and bundle[WIDGET]["model_id"] == explorer.box.model_id
@@ -202,18 +223,20 @@ def test_it_reads_without_a_kernel(framed):
         assert "Steps &amp; kinds" in kept and "How &lt;far&gt;?" in kept
     assert (
         "kl coef 0.5"
-        in explore.Explorer(lambda kl_coef: "", kl_coef=(0.0, 1.0, 0.5))._repr_mimebundle_(
+        in Explorer(lambda kl_coef: "", kl_coef=(0.0, 1.0, 0.5))._repr_mimebundle_(
             include=None, exclude=None
         )["text/html"]
     )
 
 
 def test_a_state_in_words_is_escaped():
-    explorer = explore.Explorer(lambda who: "<em>view</em>", who=[NASTY, "b"])
+    explorer = Explorer(lambda who: "<em>view</em>", who=[NASTY, "b"])
     shown = explorer._repr_mimebundle_()["text/html"]
-    assert "<script" not in shown
-    assert "&lt;script&gt;" in shown
-    assert shown.endswith("<em>view</em></div>")
+    assert (
+        "<script" not in shown
+        and "&lt;script&gt;" in shown
+        and shown.endswith("<em>view</em></div>")
+    )
     assert [tag for tag, _ in Reader(shown).seen] == ["div", "style", "p", "em"]
 
 
@@ -226,9 +249,9 @@ def buttons(explorer):
     return {button.description: button for button in column.children[0].children}
 
 
-# catches: a preset that leaves the other controls where they were, a reset to some other state, a
-# picture for each control that a preset moves, a control that is deaf afterwards
 def test_presets_and_reset_move_all_controls_and_draw_once(framed):
+    """catches: a preset that leaves the other controls where they were, a reset to some other
+    state, a picture for each control that a preset moves, a control that is deaf afterwards"""
     explorer, calls = framed
     assert list(buttons(explorer)) == ["far", "other", "none", "Reset"]
     explorer.controls["on"].value = False
@@ -245,32 +268,32 @@ def test_presets_and_reset_move_all_controls_and_draw_once(framed):
     assert calls == [dict(steps=5, kind="k1", on=True)]
 
 
-# catches: a page that leaves its explorer, or the reader's own state, somewhere else
 def test_a_state_is_shown_without_moving_anything(framed):
+    "catches: a page that leaves its explorer, or the reader's own state, somewhere else"
     explorer, _ = framed
     explorer.set(steps=7)
     assert explorer.at(kind="k2") == "<p>4 k2 True</p>"
     assert explorer.state()["steps"] == 7 and explorer.view.value == "<p>7 k1 True</p>"
 
 
-# catches: a preset with a mistyped name, or a value that a slider would cut off in silence
 @pytest.mark.parametrize("wrong", [dict(stepz=1), dict(steps=10), dict(kind="k3"), dict(on=2)])
 def test_a_state_that_there_is_not(wrong):
+    "catches: a preset with a mistyped name, or a value that a slider would cut off in silence"
     given = dict(steps=(0, 9, 4), kind=["k1", "k2"], on=True)
-    explorer = explore.Explorer(lambda **state: "", **given)
+    explorer = Explorer(lambda **state: "", **given)
     for act in (explorer.set, explorer.at):
         with pytest.raises(ValueError, match="there is no control stepz|cannot be"):
             act(**wrong)
     with pytest.raises(ValueError):
-        explore.Explorer(lambda **state: "", presets={"wrong": wrong}, **given)
+        Explorer(lambda **state: "", presets={"wrong": wrong}, **given)
     assert explorer.state() == dict(steps=4, kind="k1", on=True)
 
 
 # ---- Without a kernel ----
 
 
-# catches: a last stop lost to rounding, labels in place of values, a start off the steps
 def test_what_a_control_can_be():
+    "catches: a last stop lost to rounding, labels in place of values, a start off the steps"
     wanted = {
         "lam": ((0.0, 1.0, 0.95, 0.05), 21, 19, "0.15", 0.15),
         "x": ((0, 10, 5, 4), 4, 2, "8", 8),  # 0 4 5 8: the start is none of the steps
@@ -278,32 +301,32 @@ def test_what_a_control_can_be():
         "on": (True, 2, 1, "yes", True),
     }
     for name, (spec, count, start, text, value) in wanted.items():
-        made = explore.dial(name, explore.control(name, spec))
+        made = dial(name, control(name, spec))
         assert (len(made.values), made.start) == (count, start), name
         assert made.texts[made.place(value)] == text
 
 
-# catches: a grid larger than it may be, a start, an end or a preset's value that is not in it, a
-# choice that is dropped
 def test_thinned_sliders_keep_what_is_needed():
+    """catches: a grid larger than it may be, a start, an end or a preset's value that is not in it,
+    a choice that is dropped"""
     specs = dict(a=(0, 100, 37), b=(0, 100, 50), c=["x", "y"])
-    dials = [explore.dial(name, explore.control(name, spec)) for name, spec in specs.items()]
-    a, b, c = explore.thin_dials(dials, dict(a={61}), most=100)
+    dials = [dial(name, control(name, spec)) for name, spec in specs.items()]
+    a, b, c = thin_dials(dials, dict(a={61}), most=100)
     assert {0, 37, 61, 100} <= {*a.values} and {0, 50, 100} <= {*b.values}
     assert a.values[a.start] == 37 and c.values == ["x", "y"]
     assert 60 < len(a.values) * len(b.values) * 2 <= 100
     with pytest.raises(ValueError, match="fewer choices"):
-        explore.thin_dials(dials, {}, most=10)
+        thin_dials(dials, {}, most=10)
 
 
-# catches: states in another order than the page counts them, parts that are put together wrong
 def test_a_grid_has_what_render_gives(framed):
+    "catches: states in another order than the page counts them, parts that are put together wrong"
     explorer, _ = framed
-    grid = explore.unpack(explore.pack(explorer.grid()))
+    grid = unpack(pack(explorer.grid()))
     assert len(grid["views"]) == 10 * 2 * 2
     for state in ([4, 0, 1], [0, 1, 0], [9, 1, 1], [9, 0, 0]):
         steps, kind, on = state
-        assert explore.view_at(grid, state) == f"<p>{steps} {['k1', 'k2'][kind]} {bool(on)}</p>"
+        assert view_at(grid, state) == f"<p>{steps} {['k1', 'k2'][kind]} {bool(on)}</p>"
     assert [preset["at"] for preset in grid["presets"]] == [[9, 0, 1], [4, 1, 0], [0, 0, 1]]
     moved = explorer.grid()
     explorer.set(steps=8)
@@ -311,7 +334,7 @@ def test_a_grid_has_what_render_gives(framed):
 
 
 def test_stops_are_the_stops_of_the_page():
-    explorer = explore.Explorer(
+    explorer = Explorer(
         lambda x: f"<p>{x}</p>", presets=dict(p=dict(x=7)), stops=dict(x=[0, 50]), x=(0, 100, 3)
     )
     assert [one.values for one in explorer.dials()] == [[0, 3, 7, 50]]
@@ -319,13 +342,13 @@ def test_stops_are_the_stops_of_the_page():
 
 def test_parts_are_kept_once():
     views = [f"<table>{'<td>same</td>' * 500}<td>{i}</td></table>" for i in range(300)]
-    explorer = explore.Explorer(lambda x: views[x], x=(0, 299, 0))
+    explorer = Explorer(lambda x: views[x], x=(0, 299, 0))
     assert len(explorer.grid()["parts"]) < 1 + 2 + 300 + 2
-    assert len(explore.pack(explorer.grid())) < len("".join(views)) / 200
+    assert len(pack(explorer.grid())) < len("".join(views)) / 200
 
 
-# catches: a frame that is empty, or whose title is markup
 def test_the_start_can_be_read_without_a_script(framed):
-    text = explore.frame(framed[0].grid())
+    "catches: a frame that is empty, or whose title is markup"
+    text = frame(framed[0].grid())
     assert "<p>4 k1 True</p>" in text and "steps 4 · kind k1 · on yes" in text
     assert "Steps &amp; kinds" in text and "<far>" not in text

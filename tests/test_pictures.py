@@ -16,8 +16,20 @@ from rlhf_nb.kl import k3
 from rlhf_nb.losses import policy_loss
 from rlhf_nb.masks import left_pad, right_pad
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.ui import pictures
 from rlhf_nb.ui.loop import WIDTH, parts_picture
+from rlhf_nb.ui.pictures import (
+    batch_picture,
+    bells,
+    choice_picture,
+    clip_picture,
+    gae_picture,
+    kl_picture,
+    loss_of,
+    map_grid,
+    push_map,
+    reading_picture,
+    shares,
+)
 from rlhf_nb.ui.viz import signed_number
 
 # ---- Pictures of tokens in columns: what is drawn is what the functions of the pages do ----
@@ -25,9 +37,9 @@ from rlhf_nb.ui.viz import signed_number
 
 PROMPTS, RESPONSES = [["the", "cat"], ["why", "did", "it", "stop"]], [["sat", "STOP"], ["it", "<"]]
 PICTURES = [
-    pictures.batch_picture(PROMPTS, RESPONSES),
-    pictures.choice_picture(["", "the", "cat"], ["sat", "down", "STOP"]),
-    pictures.reading_picture(["where", "?"], ["on", "the", "mat"]),
+    batch_picture(PROMPTS, RESPONSES),
+    choice_picture(["", "the", "cat"], ["sat", "down", "STOP"]),
+    reading_picture(["where", "?"], ["on", "the", "mat"]),
 ]
 
 
@@ -53,8 +65,10 @@ def test_each_response_token_is_chosen_once():
         text for text in sequence_texts(PICTURES[1], "token") if text in ("sat", "down", "STOP")
     ]
     assert sorted(shown) == sorted(["sat", "down", "STOP"] * 2)
-    assert "Columns 2 to 4" in PICTURES[1]
-    assert sequence_texts(PICTURES[1], "note").count("nothing") == 1
+    assert (
+        "Columns 2 to 4" in PICTURES[1]
+        and sequence_texts(PICTURES[1], "note").count("nothing") == 1
+    )
     # values and log-probs one column before their tokens, the score once, at the last one
     boxes = [
         e for e in ElementTree.fromstring(PICTURES[2]).iter() if e.get("class") == "box trained"
@@ -84,19 +98,19 @@ def test_boxes_are_on_the_sheet_and_apart(picture):
 # catches: bias and noise of another sample size, or of another KL than the exact one
 @pytest.mark.parametrize("drift, tokens", [(1.0, 16), (2.0, 4)])
 def test_bias_and_noise_are_exact(drift, tokens):
-    logp, logq, kl = pictures.bells(drift)
+    logp, logq, kl = bells(drift)
     assert kl == pytest.approx(drift**2 / 2)
     x = k3(logp, logq)
     mean = (logp.exp() * x).sum()
     noise = (logp.exp() * (x - mean).square()).sum().sqrt() / tokens**0.5
-    told = repr(pictures.kl_picture(drift=drift, tokens=tokens))
+    told = repr(kl_picture(drift=drift, tokens=tokens))
     assert f"k1: bias 0.00, noise {drift / tokens**0.5:.2f}" in told
     assert f"k2: bias {drift**4 / 8:.2f}" in told and f"k3: bias 0.00, noise {noise:.2f}" in told
 
 
 def test_a_seed_changes_the_tokens_and_a_temperature_the_kl():
-    assert pictures.kl_picture(seed=0) == pictures.kl_picture(seed=0) != pictures.kl_picture(seed=1)
-    assert "exact KL 0.250" in pictures.kl_picture(temperature=2.0)
+    assert kl_picture(seed=0) == kl_picture(seed=0) != kl_picture(seed=1)
+    assert "exact KL 0.250" in kl_picture(temperature=2.0)
 
 
 # ---- The picture of GAE: what it draws is what the page computes ----
@@ -116,21 +130,20 @@ def drawn(picture, kind):
     ]
 
 
-# catches: a share of the wrong distance, or one that goes to later tokens
 @pytest.mark.parametrize("gamma, lam", [(1.0, 0.5), (0.5, 1.0), (0.9, 0.0), (1.0, 1.0)])
 def test_the_terms_add_up_to_the_advantages(gamma, lam):
+    "catches: a share of the wrong distance, or one that goes to later tokens"
     deltas = td_errors(REWARDS, VALUES, MASK, gamma)[0].tolist()
-    sums = [sum(terms) for terms in pictures.shares(deltas, gamma * lam)]
+    sums = [sum(terms) for terms in shares(deltas, gamma * lam)]
     assert sums == pytest.approx(gae(REWARDS, VALUES, MASK, gamma, lam)[0].tolist())
     numbers = [
-        element.text
-        for element in drawn(pictures.gae_picture(GAE_TOKENS, deltas, lam, gamma), "number")
+        element.text for element in drawn(gae_picture(GAE_TOKENS, deltas, lam, gamma), "number")
     ]
     assert numbers == [signed_number(x) for pair in zip(deltas, sums) for x in pair]
 
 
 def test_arcs_fade_with_distance_and_are_as_wide_as_the_surprise():
-    arcs = drawn(pictures.gae_picture(GAE_TOKENS, [0.25, -0.5, 0.0, 0.5], lam=0.5), "from-")
+    arcs = drawn(gae_picture(GAE_TOKENS, [0.25, -0.5, 0.0, 0.5], lam=0.5), "from-")
     assert len(arcs) == 1 + 2 + 0 + 4  # a surprise of 0 passes nothing on
     faint = sorted({float(arc.get("opacity")) for arc in arcs})
     assert faint == [0.125, 0.25, 0.5, 1.0]
@@ -140,9 +153,9 @@ def test_arcs_fade_with_distance_and_are_as_wide_as_the_surprise():
     assert widths == {"from-up": {4.5, 7.5}, "from-down": {7.5}}
 
 
-# catches: bars of delta and A on different scales, or a negative one that points upwards
 def test_bars_are_as_high_as_their_numbers():
-    picture = pictures.gae_picture(["a", "b"], [1.0, -0.5], lam=0.0)
+    "catches: bars of delta and A on different scales, or a negative one that points upwards"
+    picture = gae_picture(["a", "b"], [1.0, -0.5], lam=0.0)
     bars = [(b.get("class"), float(b.get("height"))) for b in drawn(picture, ("up", "down"))]
     (_, high), _, (_, low), _ = bars
     assert bars == [("up", high), ("up", high), ("down", low), ("down", low)]
@@ -151,13 +164,14 @@ def test_bars_are_as_high_as_their_numbers():
     assert float(up.get("y")) + high == pytest.approx(float(down.get("y")))  # the line of zero
 
 
-# catches: a token that breaks the markup, a scale divided by 0
 def test_any_token_and_any_number_can_be_drawn():
-    drawn(pictures.gae_picture(["<b>&", "\n"], [0.0, 0.0]), "up")
-    assert "⟨" not in pictures.gae_picture(["x"], [1e-9])
-    assert not re.search("nan|inf", repr(pictures.gae_picture(["x"], [0.0])))
+    "catches: a token that breaks the markup, a scale divided by 0"
+    drawn(gae_picture(["<b>&", "\n"], [0.0, 0.0]), "up")
+    assert "⟨" not in gae_picture(["x"], [1e-9]) and not re.search(
+        "nan|inf", repr(gae_picture(["x"], [0.0]))
+    )
     with pytest.raises(ValueError, match="1 tokens and 2 surprises"):
-        pictures.gae_picture(["x"], [0.0, 1.0])
+        gae_picture(["x"], [0.0, 1.0])
 
 
 # ---- The pictures of the clipped loss: what they draw is what `policy_loss` computes ----
@@ -170,14 +184,14 @@ CLIPS = [
 ]
 
 
-# catches: a picture that shows another loss than the package has
 @pytest.mark.parametrize("clips", CLIPS)
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @pytest.mark.parametrize("ratio", [0.3, 0.85, 1.0, 1.15, 1.25, 4.0])
 def test_the_line_is_the_loss(ratio, advantage, clips):
+    "catches: a picture that shows another loss than the package has"
     one = torch.ones(1, 1)
     loss = policy_loss((ratio * one).log(), 0 * one, advantage * one, one.bool(), **clips)
-    assert pictures.loss_of(ratio, advantage, **clips) == pytest.approx(loss.item(), rel=1e-5)
+    assert loss_of(ratio, advantage, **clips) == pytest.approx(loss.item(), rel=1e-5)
 
 
 def flat_bands(picture):
@@ -188,23 +202,21 @@ def flat_bands(picture):
 
 
 def test_bands_are_where_the_gradient_is_zero():
-    good, bad = flat_bands(pictures.clip_picture(cliprange=0.2, up_to=2))
+    good, bad = flat_bands(clip_picture(cliprange=0.2, up_to=2))
     unit = (400 - 60) / 2
     assert good == pytest.approx((50 + 1.2 * unit, 0.8 * unit), abs=0.1)
     assert bad == pytest.approx((450, 0.8 * unit), abs=0.1)
-    assert len(flat_bands(pictures.clip_picture(dual_clip=3.0, up_to=5))) == 3
-    assert (
-        len(flat_bands(pictures.clip_picture(dual_clip=3.0, up_to=2))) == 2
-    )  # beyond what is shown
-    assert "none below 0.7" in repr(pictures.clip_picture(cliprange=0.3))
+    assert len(flat_bands(clip_picture(dual_clip=3.0, up_to=5))) == 3
+    assert len(flat_bands(clip_picture(dual_clip=3.0, up_to=2))) == 2  # beyond what is shown
+    assert "none below 0.7" in repr(clip_picture(cliprange=0.3))
 
 
 def test_the_map_tells_tokens_that_move_from_the_others():
-    across, upward = pictures.map_grid()
+    across, upward = map_grid()
     assert across.shape == upward.shape == (60, 80)
     assert 0 < across.min() < across.max() < 2 and -3 < upward.min() < upward.max() < 3
     ratio, advantages = torch.tensor([0.5, 9.0]), torch.tensor([1.0, 1.0])
-    figure = pictures.push_map(0 * across, ratio, advantages, torch.tensor([True, False]))
+    figure = push_map(0 * across, ratio, advantages, torch.tensor([True, False]))
     dots, crosses = figure.axes[0].collections[-2:]
     assert dots.get_offsets().tolist() == [[0.5, 1.0]]
     assert crosses.get_offsets().tolist() == [[2.0, 1.0]]  # at the edge
@@ -223,8 +235,8 @@ def boxes(picture, kind):
     return [float(e.get("width")) for e in root.iter() if e.get("class") == f"box {kind}".strip()]
 
 
-# catches: a function or a field that was renamed and stayed in the table of the page
 def test_the_record_is_filled_as_in_the_package():
+    "catches: a function or a field that was renamed and stayed in the table of the page"
     cells = json.loads(NOTEBOOKS["12_ppo"].read_text(encoding="utf-8"))["cells"]
     (table,) = [t for c in cells if "| what it adds to the record |" in (t := "".join(c["source"]))]
     named = set(re.findall(r"`(\w+)`", table))

@@ -13,11 +13,21 @@ import pytest
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
-from rlhf_nb.ui import html
 from rlhf_nb.ui.explore import (
     action_button,
     notebook_bundle,
     side_by_side,
+)
+from rlhf_nb.ui.html import (
+    STATIC,
+    asset,
+    breakable,
+    data_table,
+    duration,
+    error_note,
+    safe_text,
+    script_page,
+    section_page,
 )
 from rlhf_nb.ui.loop import STEPS, WIDTH, loop_picture
 from rlhf_nb.ui.viz import Html
@@ -27,28 +37,28 @@ HOSTILE = "</script><script>alert(1)</script>\u202e"
 
 # catches: an asset that the code names and nobody ships, or one that nobody uses
 def test_every_asset_is_used_and_every_used_one_is_there():
-    package = html.STATIC.parent.parent
+    package = STATIC.parent.parent
     code = "".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
     named = set(re.findall(r"""(?:asset|script_page)\(\s*["']([\w.-]+)["']""", code))
     named |= set(re.findall(r"""["']([\w-]+\.(?:css|js))["']""", code))  # lists of them, too
-    assert named == {path.name for path in html.STATIC.iterdir()}
+    assert named == {path.name for path in STATIC.iterdir()}
     setup = (package.parent / "setup.py").read_text(encoding="utf-8")
     assert '"ui/static/*"' in setup
 
 
 def test_an_asset_that_is_not_there_is_named():
     with pytest.raises(FileNotFoundError, match=r"no asset 'reader\.ccs'.*reader\.css"):
-        html.asset("reader.ccs")
+        asset("reader.ccs")
 
 
 # catches: text that becomes markup in a cell, a title, an error or the data of a script
 @pytest.mark.parametrize(
     "markup",
     [
-        html.safe_text(HOSTILE),
-        html.error_note(ValueError(HOSTILE)),
-        html.data_table(HOSTILE, [HOSTILE], [[HOSTILE, HOSTILE]]),
-        html.section_page(HOSTILE, HOSTILE, {HOSTILE: "", f"2{HOSTILE}": ""}),
+        safe_text(HOSTILE),
+        error_note(ValueError(HOSTILE)),
+        data_table(HOSTILE, [HOSTILE], [[HOSTILE, HOSTILE]]),
+        section_page(HOSTILE, HOSTILE, {HOSTILE: "", f"2{HOSTILE}": ""}),
     ],
 )
 def test_text_stays_text(markup):
@@ -56,21 +66,21 @@ def test_text_stays_text(markup):
 
 
 def test_data_cannot_end_their_script():
-    page = html.script_page("reader.html", "t", "1;", "", dict(text=HOSTILE), above="", plain="")
+    page = script_page("reader.html", "t", "1;", "", dict(text=HOSTILE), above="", plain="")
     assert page.count("</script") == 2
     data = re.search(r'id="rlhf-reader-data">(.*?)</script>', page, re.S)[1]
     assert json.loads(data) == dict(text=HOSTILE)
 
 
 def test_html_goes_into_a_table_as_it_is_and_none_is_a_dash():
-    table = html.data_table("", ["a", "b"], [["x", Html("<i>y</i>")], ["z", None]])
+    table = data_table("", ["a", "b"], [["x", Html("<i>y</i>")], ["z", None]])
     assert "<i>y</i>" in table and "–" in table and 'scope="row"' in table
 
 
 # catches: an entity or a tag that a break splits
 def test_long_words_break_between_characters():
     word = "&amp;" * 40
-    broken = html.breakable(f"<p>{word} short</p>")
+    broken = breakable(f"<p>{word} short</p>")
     assert broken.replace("<wbr>", "") == f"<p>{word} short</p>" and broken.count("<wbr>") == 1
     assert re.fullmatch(r"<p>(&amp;|<wbr>)+ short</p>", broken)
 
@@ -79,7 +89,7 @@ def test_long_words_break_between_characters():
     "seconds, text", [(5.2, "5.2 s"), (59.94, "1 min 0 s"), (119.9, "2 min 0 s"), (0, "0.0 s")]
 )
 def test_duration(seconds, text):
-    assert html.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 def test_controls_have_names_and_a_line_wraps():
@@ -219,9 +229,11 @@ def test_the_loop_reads_in_light_and_in_dark():
         return sum(int(color[i : i + 2], 16) for i in (1, 3, 5)) / 765
 
     picture = loop_picture("gae")
-    assert "<script" not in picture
-    assert "url(" not in picture
-    assert "http://www.w3.org/2000/svg" in picture
+    assert (
+        "<script" not in picture
+        and "url(" not in picture
+        and "http://www.w3.org/2000/svg" in picture
+    )
     assert all(tag.get("fill") for tag, _ in elements(picture, "rect"))
     light = {
         rect.get("class"): rect.get("fill")
@@ -229,9 +241,7 @@ def test_the_loop_reads_in_light_and_in_dark():
         if "marked" not in kinds
     }
     assert brightness(light["card"]) > 0.9 and brightness(light["box"]) > 0.9
-    dark = re.search(r"prefers-color-scheme: dark\) \{(.*?)\n@media", html.asset("loop.css"), re.S)[
-        1
-    ]
+    dark = re.search(r"prefers-color-scheme: dark\) \{(.*?)\n@media", asset("loop.css"), re.S)[1]
     fills = dict(re.findall(r"\.rlhf-loop (\S+) \{ fill: (#\w{6})", dark))
     assert (
         brightness(fills["text"]) - max(brightness(fills[k]) for k in (".card", ".box", ".trained"))
@@ -249,6 +259,6 @@ def test_a_step_that_is_not_in_the_loop_is_named():
 
 # catches: a page that was renumbered while the picture kept its old number
 def test_the_steps_are_the_pages_of_the_course():
-    pages = {path.stem for path in (html.STATIC.parents[2] / "nbs" / "course").glob("[0-9]*.ipynb")}
+    pages = {path.stem for path in (STATIC.parents[2] / "nbs" / "course").glob("[0-9]*.ipynb")}
     about_the_whole = {"00_tour", "01_policy_gradients"}
     assert pages - about_the_whole <= {step.page for step in STEPS}
