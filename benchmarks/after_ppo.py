@@ -15,7 +15,6 @@ command goes on where it stopped. Writes JSON (all runs) and a plot.
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import sys
@@ -24,6 +23,8 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+from common import described_parser
 
 HERE = Path(__file__).parent
 TEMPERATURE = 0.7  # of all sampling, as in the demo; 0.01 besides, at the end
@@ -522,9 +523,7 @@ def chosen(tuning: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main(words: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--tuning_seed", type=int, default=40)
     parser.add_argument("--seeds", type=int, nargs="*", default=[41, 42, 43])
     parser.add_argument("--methods", nargs="*", choices=list(TRIED), default=list(TRIED))

@@ -8,11 +8,13 @@ where our trainer is made, not before.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -100,13 +102,9 @@ def tokens(s: dict) -> dict[str, int]:
 def layer_shapes(s: dict, rows: int) -> list[list[int]]:
     """The matrix products [m, k] x [k, n] of one layer's forward, keys and values first; a Llama's
     MLP has a gate, a GPT-NeoX's has none."""
-    h, i = s["hidden"], s["inner"]
-    return (
-        [[rows, h, s.get("kv", h)]] * 2
-        + [[rows, h, h]] * 2
-        + [[rows, h, i]] * (1 if s.get("family") == "neox" else 2)
-        + [[rows, i, h]]
-    )
+    h, i, wide = s["hidden"], s["inner"], 1 if s.get("family") == "neox" else 2
+    attention = [[rows, h, s.get("kv", h)]] * 2 + [[rows, h, h]] * 2
+    return attention + [[rows, h, i]] * wide + [[rows, i, h]]
 
 
 def shapes(s: dict) -> list[list[int]]:
@@ -129,15 +127,11 @@ def necessary_flops(s: dict, everywhere: bool = False) -> float:
     of = lambda products: sum(2 * m * k * n for m, k, n in products)
     pairs = [(p, p + r - (not everywhere)) for p, r in zip(prompt_lengths(s), response_lengths(s))]
     real, read = sum(n for _, n in pairs), tokens(s)["response"]
-    keys_and_values, rest = (
-        layer_shapes(s, real)[:2],
-        layer_shapes(s, real if everywhere else read)[2:],
-    )
-    body = of(layer_shapes(s, real) * (s["layers"] - 1) + keys_and_values + rest)
+    last = layer_shapes(s, real)[:2] + layer_shapes(s, real if everywhere else read)[2:]
+    body = of(layer_shapes(s, real) * (s["layers"] - 1) + last)
     attention = sum(4 * s["hidden"] * n * (n + 1) / 2 for _, n in pairs)
-    of_prompts = (
-        0 if everywhere else sum(4 * s["hidden"] * p * (p - 1) / 2 for p, _ in pairs)
-    )  # the state before the first answer is read
+    # the state before the first answer is read
+    of_prompts = 0 if everywhere else sum(4 * s["hidden"] * p * (p - 1) / 2 for p, _ in pairs)
     heads = of([[read, s["hidden"], s["vocab"]], [read, s["hidden"], 1]])
     return 3 * s["epochs"] * (2 * (body + s["layers"] * attention - of_prompts) + heads)
 
@@ -162,18 +156,15 @@ class Dice:
     def __call__(self, probs: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         drawn = self.draw(probs, *args, **kwargs)
         self.calls += 1
-        if self.t == int(
-            self.plain.max()
-        ):  # the one before has ended: a new rollout, its lengths in another order
-            order = torch.randperm(
-                len(self.plain), generator=torch.Generator().manual_seed(self.seed + self.rollouts)
-            )
+        if self.t == int(self.plain.max()):
+            # the one before has ended: a new rollout, its lengths in another order
+            chance = torch.Generator().manual_seed(self.seed + self.rollouts)
+            order = torch.randperm(len(self.plain), generator=chance)
             self.lengths, self.t, self.rollouts = self.plain[order], 0, self.rollouts + 1
         self.t += 1
         left = self.lengths[self.lengths >= self.t]
-        ends = ((self.lengths if len(drawn) == len(self.lengths) else left) == self.t).to(
-            drawn.device
-        )
+        among = self.lengths if len(drawn) == len(self.lengths) else left
+        ends = (among == self.t).to(drawn.device)
         if len(drawn) not in (len(self.lengths), len(left)):
             raise RuntimeError(
                 f"{len(drawn)} rows are drawn, wanted {len(self.lengths)}, or {len(left)} without "
@@ -181,9 +172,8 @@ class Dice:
             )
         self.drawn += len(left)
         drawn = drawn.masked_fill((drawn == self.pad) | (drawn == self.eos), self.eos + 1)
-        return (
-            drawn.masked_fill(ends[:, None], self.eos) if self.t < self.limit else drawn
-        )  # at the limit rows are cut off
+        # at the limit rows are cut off
+        return drawn.masked_fill(ends[:, None], self.eos) if self.t < self.limit else drawn
 
 
 @contextmanager
@@ -223,18 +213,11 @@ def rate(shapes: list[list[int]], seconds: float, device: str = "cpu") -> float:
     """FLOPs a second of matrix products [m, k] x [k, n], each shape in turn, the best of several
     passes; on a GPU in bfloat16."""
     how = dict(device=device, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
-    made = lambda m, k, n: (
-        torch.randn(m, k, **how),
-        torch.randn(n, k, **how),
-        torch.empty(m, n, **how),
-    )
-    kinds: dict[
-        tuple, tuple
-    ] = {}  # on a GPU, equal shapes share their tensors: those of 16 layers would fill it
-    pairs = [
-        kinds.setdefault(tuple(shape), made(*shape)) if device == "cuda" else made(*shape)
-        for shape in shapes
-    ]
+    made = lambda m, k, n: (torch.randn(m, k, **how), torch.randn(n, k, **how))
+    out_of = lambda m, _, n: torch.empty(m, n, **how)
+    # on a GPU, equal shapes share their tensors: those of 16 layers would fill it
+    make = functools.cache(lambda *shape: (*made(*shape), out_of(*shape)))
+    pairs = [(make if device == "cuda" else make.__wrapped__)(*shape) for shape in shapes]
     best, end = math.inf, time.perf_counter() + seconds
     with torch.no_grad():
         while time.perf_counter() < end or best == math.inf:
@@ -301,14 +284,8 @@ def make_prompts(s: dict) -> Any:
     if "prompt_ids" in s:
         return Dataset.from_dict(dict(input_ids=s["prompt_ids"]))
     draws = torch.Generator().manual_seed(0)
-    return Dataset.from_dict(
-        dict(
-            input_ids=[
-                torch.randint(2, s["vocab"], (n,), generator=draws).tolist()
-                for n in prompt_lengths(s)
-            ]
-        )
-    )
+    draw = lambda n: torch.randint(2, s["vocab"], (n,), generator=draws).tolist()
+    return Dataset.from_dict(dict(input_ids=[draw(n) for n in prompt_lengths(s)]))
 
 
 def settings(s: dict, folder: Path) -> dict:
@@ -401,19 +378,13 @@ def installed(name: str) -> str | None:
 
 def environment(loaded: bool) -> dict:
     "Machine, versions, commit and date."
-    run = lambda *words: subprocess.run(
-        words, capture_output=True, text=True, cwd=HERE
-    ).stdout.strip()
+    how = dict(capture_output=True, text=True, cwd=HERE)
+    run = lambda *words: subprocess.run(words, **how).stdout.strip()
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
-    model = next(
-        (line.split(":")[1].strip() for line in info.splitlines() if line.startswith("model name")),
-        platform.processor(),
-    )
-    code = hashlib.sha256(
-        b"".join(path.read_bytes() for path in sorted((HERE.parent / "rlhf_nb").glob("*.py")))
-    ).hexdigest()[:12]
+    model = re.search(r"^model name.*?: (.*)", info, re.M)
+    code = b"".join(path.read_bytes() for path in sorted((HERE.parent / "rlhf_nb").glob("*.py")))
     return dict(
-        machine=model,
+        machine=model[1].strip() if model else platform.processor(),
         system=platform.platform(),
         cpus=os.cpu_count(),
         load_before=round(os.getloadavg()[0], 2),
@@ -422,7 +393,7 @@ def environment(loaded: bool) -> dict:
         torch=torch.__version__,
         transformers=installed("transformers"),
         commit=run("git", "rev-parse", "--short", "HEAD"),
-        package_sha256=code,
+        package_sha256=hashlib.sha256(code).hexdigest()[:12],
         changed=bool(run("git", "status", "--porcelain", "--", "../rlhf_nb")),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -449,15 +420,9 @@ def table(title: str, heads: list[str], rows: list[list[str]], caption: str = ""
 
 def check_table(checks: list[dict]) -> Any:
     "Checks as a table: reached or not, and the figure."
-    rows = [
-        [
-            c["what"],
-            format(c["found"], c["form"]),
-            f"{c['rule']} {format(c['wanted'], c['form'])}",
-            "[green]reached[/]" if c["reached"] else "[red]not reached[/]",
-        ]
-        for c in checks
-    ]
+    figures = [(c, format(c["found"], c["form"]), format(c["wanted"], c["form"])) for c in checks]
+    said = ("[red]not reached[/]", "[green]reached[/]")
+    rows = [[c["what"], x, f"{c['rule']} {y}", said[c["reached"]]] for c, x, y in figures]
     return table("What was to be reached", ["check", "found", "wanted", ""], rows)
 
 

@@ -11,12 +11,12 @@ gold judge, on the facts of the same posts; training never sees it. Prints, and 
 plot under benchmarks/results/.
 """
 
-import argparse
 import json
 from dataclasses import fields
 from pathlib import Path
 
 import matplotlib
+from common import described_parser
 
 matplotlib.use("Agg")
 import pandas as pd
@@ -104,9 +104,7 @@ def best_of(run: Path, world, tokenizer, n: int, posts: int, seed: int) -> pd.Da
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument(
         "runs", nargs="+", type=Path, help="folders of finished runs of `rlhf-nb demo`"
     )

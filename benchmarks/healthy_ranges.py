@@ -10,12 +10,12 @@ updates that are inside the range. For every run: the alarms of `hacking_alarms`
 its best and last gold win rate. Prints, and writes benchmarks/results/healthy_ranges_NAME.json.
 """
 
-import argparse
 import json
 from datetime import date
 from pathlib import Path
 
 import pandas as pd
+from common import described_parser
 
 from rlhf_nb.training.alarms import hacking_alarms
 from rlhf_nb.training.metrics import RANGES
@@ -32,9 +32,7 @@ def logs_of(run: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--name", default="chosen", help="of the file with the results")
     options = parser.parse_args()

@@ -8,11 +8,11 @@ sampling and the training (the world is the same). Prints what the last update l
 near-greedy answers to 64 posts end, and writes benchmarks/results/healthy_run.json.
 """
 
-import argparse
 import json
 from pathlib import Path
 
 import pandas as pd
+from common import described_parser
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "nbs" / "reference" / "47_metrics.ipynb"
@@ -45,9 +45,7 @@ def run(seed: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[21, 22, 23, 24, 25])
     seeds = parser.parse_args().seeds
     runs = {seed: run(seed) for seed in seeds}

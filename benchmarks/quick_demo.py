@@ -12,7 +12,6 @@ form, as a small rise on every seed is hardly chance. Means of the other columns
 judged.
 """
 
-import argparse
 import json
 import math
 import subprocess
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import described_parser
 
 from rlhf_nb.gains import paired_gain, plan
 
@@ -100,9 +100,7 @@ def over_seeds(runs: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--output", type=Path, default=HERE / "results" / "quick_demo.json")
     parser.add_argument("--kept", action="store_true", help="summarise what --output holds")

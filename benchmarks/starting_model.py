@@ -7,12 +7,12 @@ are training, validation or test stories is the same for every seed, so no test 
 is one that it has read. Writes rlhf_nb/cli/starting_model/.
 """
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
 
 import torch
+from common import described_parser
 from transformers import PrinterCallback
 
 from rlhf_nb.checkpoint import save_policy
@@ -25,9 +25,7 @@ SEED = 1000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--posts", type=int, default=48_000)
     parser.add_argument("--epochs", type=float, default=6)
     parser.add_argument("--output", type=Path, default=STARTING_MODEL)

@@ -17,11 +17,11 @@ shape with random weights: nothing is downloaded.
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import torch
-from transformers import AutoModelForCausalLM, GPTNeoXConfig
+from common import described_parser, make_config, wait_for
+from transformers import AutoModelForCausalLM
 
 from rlhf_nb.fast_logprobs import response_logprobs
 from rlhf_nb.losses import mismatch
@@ -30,30 +30,26 @@ from rlhf_nb.sampling import Sampling
 from rlhf_nb.training.engines import CachedEngine, VLLMEngine
 from rlhf_nb.training.model_loading import train_tokenizer
 
+SHAPE = dict(
+    family="neox", vocab=50304, hidden=768, layers=12, heads=12, inner=3072, prompts=[512],
+    response=1536,
+)  # fmt: skip
+
 
 def a_policy(dtype: torch.dtype):
     """Random weights, larger than the default, so that a policy is sure enough of something for
     greedy responses to be compared."""
     torch.manual_seed(0)
-    config = GPTNeoXConfig(
-        vocab_size=50304,
-        hidden_size=768,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        intermediate_size=3072,
-        max_position_embeddings=2048,
-        initializer_range=0.08,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    config = make_config(SHAPE, "policy")
+    config.initializer_range, config.bos_token_id, config.eos_token_id = 0.08, 0, 0
     return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
 def timed(work):
-    torch.cuda.synchronize()
+    wait_for("cuda")
     start = time.perf_counter()
     done = work()
-    torch.cuda.synchronize()
+    wait_for("cuda")
     return done, time.perf_counter() - start
 
 
@@ -84,16 +80,13 @@ def check(policy, engine, rows: int, limits: dict[str, float]) -> dict[str, floa
     table = dict(first_sync_s=first)
 
     greedy = Sampling(53, 0, temperature=0.005)
-    (theirs, _), mine = (
+    (theirs, _), (mine, _) = (
         engine.generate(*prompts, greedy),
-        ours.generate(*prompts, Sampling(53, 0, temperature=1e-6))[0],
+        ours.generate(*prompts, Sampling(53, 0, temperature=1e-6)),
     )
-    table["greedy_first_tokens_equal"] = (
-        (theirs.response_ids[:, 0] == mine.response_ids[:, 0]).float().mean().item()
-    )
-    table["greedy_rows_equal"] = (
-        (theirs.response_ids == mine.response_ids).all(1).float().mean().item()
-    )
+    equal = theirs.response_ids == mine.response_ids
+    table["greedy_first_tokens_equal"] = equal[:, 0].float().mean().item()
+    table["greedy_rows_equal"] = equal.all(1).float().mean().item()
     assert table["greedy_first_tokens_equal"] >= 0.95, table
 
     how = Sampling(53, 0, stop_ids=tuple(range(1, 1000)), temperature=0.7)
@@ -114,19 +107,14 @@ def check(policy, engine, rows: int, limits: dict[str, float]) -> dict[str, floa
 
 
 def main() -> None:
-    args = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    args = described_parser(__doc__)
     args.add_argument("--rows", type=int, default=64)
     args.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     args.add_argument("--sleep", action="store_true", help="leave the GPU between rollouts")
     given = args.parse_args()
     dtype = getattr(torch, given.dtype)
-    policy, tokenizer = (
-        a_policy(dtype),
-        train_tokenizer(["a few words for a tokenizer that nobody asks"]),
-    )
-    policy = policy.cuda().eval()
+    policy = a_policy(dtype).cuda().eval()
+    tokenizer = train_tokenizer(["a few words for a tokenizer that nobody asks"])
     engine = VLLMEngine(policy, tokenizer, dtype, max_model_length=1024, sleep=given.sleep)
     limits = dict(
         bfloat16=dict(gap=0.1, weight=0.02),

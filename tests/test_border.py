@@ -30,7 +30,16 @@ from safetensors.torch import save_file
 from transformers import TrainingArguments
 
 from rlhf_nb import cli
-from rlhf_nb.base import fields
+from rlhf_nb.base.fields import (
+    CONVERTED,
+    INHERITED,
+    Count,
+    allowed,
+    facts_of,
+    hints_of,
+    setting,
+    settings_that_say,
+)
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.checkpoint import model_card
 from rlhf_nb.models import scorer_from
@@ -79,7 +88,7 @@ WRONG_OF_PPO: dict[str, list] = {
     "dual_clip": [1.0, nan, inf],
     "gamma lam": ["1", None, 1.5, -0.1, nan],
     "top_p": [None, 0.0, 1.5, nan],
-    "kl_estimator kl_controller reward_aggregation vllm_mode": [None, 1, "K1", ["k1"]],
+    "kl_estimator kl_controller reward_aggregation": [None, 1, "K1", ["k1"]],
     "penalty_reward_value": [None, nan],
     "normalize_scores whiten_rewards share_value_trunk": [None, 1, "no", "False"],
     "stop_token": [1, "<eos>"],
@@ -166,7 +175,7 @@ def test_what_is_right_in_another_type_is_taken(name, value, tmp_path):
 # catches: a new setting that no list has: refused on resume, varied in a replay, or neither
 def test_every_setting_says_what_it_is():
     inherited = {f.name for f in dataclasses.fields(TrainingArguments)}
-    assert fields.INHERITED.keys() == inherited
+    assert INHERITED.keys() == inherited
     for kind in (PPOConfig, SFTConfig, RewardConfig):
         silent = [
             f.name
@@ -175,26 +184,26 @@ def test_every_setting_says_what_it_is():
         ]
         assert not silent, f"give these of {kind.__name__} a phase: setting(default, help, facts)"
         refused = {name for names in REFUSED.values() for name in names.split()}
-        assert refused == {*fields.settings_that_say(kind, "refused")}
+        assert refused == {*settings_that_say(kind, "refused")}
     for text in ("rewards update", "names", "rewards name"):  # two phases, none, a word misspelt
         with pytest.raises(ValueError, match="says '.*' of itself: give one of update, rewards"):
-            fields.setting(1.0, "A help.", text)
+            setting(1.0, "A help.", text)
 
     @dataclasses.dataclass
     class Mine(PPOConfig):
         own: int = 0
-        named: int = fields.setting(0, "A help.", "judges names")
+        named: int = setting(0, "A help.", "judges names")
 
-    facts = fields.facts_of(Mine)
+    facts = facts_of(Mine)
     assert facts["own"] == {"run"} and facts["named"] == {"judges", "names"}
-    assert fields.settings_that_say(Mine, "names")[-1] == "named"
+    assert settings_that_say(Mine, "names")[-1] == "named"
 
 
 # catches: a range that another release's TrainingArguments has no field for; a subclass's own
 # annotation that cannot be read here
 def test_ranges_are_of_fields_that_exist():
-    assert not fields.INHERITED.keys() - fields.hints_of(SFTConfig).keys() - {*fields.CONVERTED}
-    assert fields.allowed(fields.Count | None) == "a whole number of at least 1, or None"
+    assert not INHERITED.keys() - hints_of(SFTConfig).keys() - {*CONVERTED}
+    assert allowed(Count | None) == "a whole number of at least 1, or None"
 
     @dataclasses.dataclass
     class Mine(PPOConfig):

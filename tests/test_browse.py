@@ -13,25 +13,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from markup import Reader
-from packs import pieces, unpacked
-from test_viewer import HOSTILE, ask, make, read_page
+from packs import unpacked
+from test_viewer import HOSTILE, ask, check, make, read_page
 
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.diagnose.replay import find_checkpoint
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.training.text_statistics import repetition
 from rlhf_nb.ui import run_files
-from rlhf_nb.ui.run_files import (
-    RunFolder,
-    left_out,
-    ranges_of,
-)
-from rlhf_nb.ui.suspects import (
-    Suspect,
-    episode_suspects,
-    run_suspects,
-)
+from rlhf_nb.ui.run_files import RunFolder, left_out, ranges_of
+from rlhf_nb.ui.suspects import Suspect, episode_suspects, run_suspects
 from rlhf_nb.ui.viewer import browse, view
 from rlhf_nb.ui.what_if import what_if
 from rlhf_nb.update import Objective
@@ -52,15 +43,14 @@ def update_of(u, n=6, width=7, seed=0, prompts=None, **changes):
     return what_if(r, Objective()).with_(**changes)
 
 
-def write(folder: Path, updates=5, log=True, under="rollouts", **more) -> Path:
+def write(folder: Path, updates=5, log=True, under="rollouts", make=update_of, **more) -> Path:
     "A run: rollouts and a log."
     (folder / under).mkdir(parents=True, exist_ok=True)
     for u in range(updates):
-        update_of(u, **more).save(folder / under / f"update-{u:05d}.safetensors")
+        make(u, **more).save(folder / under / f"update-{u:05d}.safetensors")
     if log:
-        (folder / "metrics.jsonl").write_text(
-            "\n".join(json.dumps(line(u)) for u in range(updates))
-        )
+        lines = [json.dumps(line(u)) for u in range(updates)]
+        (folder / "metrics.jsonl").write_text("\n".join(lines))
     return folder
 
 
@@ -88,30 +78,6 @@ def test_view_of_a_run_is_its_last_update(run):
     assert view(run, update=min(RunFolder(run).files)).name == f"Update {min(RunFolder(run).files)}"
     with pytest.raises(ValueError, match="there is no update 99"):
         view(run, update=99)
-
-
-def check(markup):
-    "Tags that nest, header scopes, nothing that runs or fetches, no invisible character."
-    markup.encode()
-    assert not set("\u202e\x00") & set(markup)
-    reader = Reader(re.sub(r"<(polyline|circle|path)([^>]*)/>", r"<\1\2></\1>", markup))
-    assert not {tag for tag, _ in reader.seen} & {
-        "script",
-        "img",
-        "iframe",
-        "link",
-        "style",
-        "input",
-    }
-    assert not any(
-        name.startswith("on") or name in ("href", "src")
-        for _, attributes in reader.seen
-        for name in attributes
-    )
-    assert all(
-        attributes["scope"] in ("row", "col") for tag, attributes in reader.seen if tag == "th"
-    )
-    return reader
 
 
 def settle(path, seconds=600):
@@ -215,21 +181,16 @@ def test_several_processes(tmp_path):
     seen = RunFolder(tmp_path)
     assert list(seen.files) == [0]
     whole = seen.rollout(0)
-    assert (
-        len(whole) == 22
-        and whole.prompts[::2] == [f"of rank {rank}" for rank in range(11)]
-        and whole.mask.shape == (22, 6)
-    )
+    assert len(whole) == 22 and whole.prompts[::2] == [f"of rank {rank}" for rank in range(11)]
+    assert whole.mask.shape == (22, 6)
     for rank in (0, 2, 10):
         one = parts[0, rank]
         for name in ("kl", "advantages", "mask"):
-            assert (
-                torch.equal(
-                    getattr(whole, name)[2 * rank : 2 * rank + 2, : one.mask.shape[1]],
-                    getattr(one, name),
-                )
-                and not getattr(whole, name)[2 * rank, one.mask.shape[1] :].any()
+            assert torch.equal(
+                getattr(whole, name)[2 * rank : 2 * rank + 2, : one.mask.shape[1]],
+                getattr(one, name),
             )
+            assert not getattr(whole, name)[2 * rank, one.mask.shape[1] :].any()
     assert seen.numbers()["kl"].tolist() == pytest.approx(
         [x for rank in range(11) for x in parts[0, rank].kl.sum(1).tolist()]
     )
@@ -362,11 +323,8 @@ def test_odd_episodes_are_found():
         odd = base.copy()
         odd.loc[37, ["score", name]] = [9.0, value]
         (found,) = episode_suspects(odd)
-        assert (
-            (found.update, found.episode) == (1, 7)
-            and name in found.sentence
-            and "KL" not in found.sentence
-        )
+        assert (found.update, found.episode) == (1, 7) and name in found.sentence
+        assert "KL" not in found.sentence
     # catches: an update in which nearly all are alike, whose tiny spread makes a little thing the oddest
     calm = base.copy()
     calm.loc[30:, "repetition"] = np.linspace(0, 0.2, 30)
@@ -428,24 +386,14 @@ def test_every_suspect_leads_to_its_place(run):
     assert seen.reader.place == dict(wanted, update=4, row=-1, sort="score", down=True)
 
 
-def test_a_run_without_suspects_shows_none(run):
-    # catches: a heading above nothing
+def test_a_search_says_what_it_found(run, monkeypatch):
+    # catches: a button that seems dead; a second search, which would find the same
     seen = browse(run)
-    seen.suspects = []
-    assert "uspect" not in seen.plain() and seen.head(seen.updates(), [])["suspects"] == []
-
-
-# ---------------------------------------------------------------- what is shown
-@pytest.mark.parametrize("odd", [0, 2])
-def test_a_search_says_what_it_found(run, monkeypatch, odd):
-    # catches: a button that seems dead where no episode is unusual
-    seen = browse(run)
-    found = [Suspect(2, row, "odd") for row in range(odd)]
+    found = [Suspect(2, row, "odd") for row in (0, 1)]
     monkeypatch.setattr("rlhf_nb.ui.viewer.suspects_of", lambda *_: found)
     ask(seen.reader, act="search every update")
-    wanted = "unusual episodes: 2." if odd else "no unusual episode."
-    assert seen.reader.head["said"] == f"Every update was searched, {wanted}"
-    assert seen.reader.head["actions"] == ["refresh"]  # a second search would find the same
+    assert seen.reader.head["said"] == "Every update was searched, unusual episodes: 2."
+    assert seen.reader.head["actions"] == ["refresh"]
     ask(seen.reader, act="refresh")
     assert "search every update" in seen.reader.head["actions"]
 
@@ -472,8 +420,6 @@ def test_the_same_prompt_through_training(tmp_path):
     row = dict(table="update-00002", answer="a <b>answer</b>", score="1.5")
     assert told["completed"] == [row]
     assert ask(seen.reader, again=[1, 0])["value"] == dict(found=[(1, 0)], completed=[])
-    _, data = read_page(seen.save_html(tmp_path / "x.html"))
-    assert data["completed"] == {"the same": [row]}
 
 
 def test_two_runs_side_by_side(run, tmp_path):
@@ -524,22 +470,8 @@ def test_curves_are_what_was_logged(run):
     )  # there is another one
 
 
-def test_what_if_follows_the_price_of_each_update(tmp_path):
-    # catches: the price of the newest update used for all under an adaptive controller
-    run = write(tmp_path, updates=0, log=False)
-    for u, kl_coef in enumerate((0.2, 0.1, 0.05)):
-        r = what_if(update_of(u), Objective(kl_coef=kl_coef))
-        r.with_(info=dict(r.info, kl_coef=kl_coef)).save(
-            run / "rollouts" / f"update-{u:05d}.safetensors"
-        )
-    seen = browse(run)
-    for u, kl_coef in enumerate((0.2, 0.1, 0.05)):
-        header, _ = unpacked(ask(seen.reader, load=u))
-        assert header["recipe"]["kl_coef"] == kl_coef and "come out exactly" in header["told"]
-
-
 def test_hostile_runs(tmp_path):
-    # catches: one place that forgets to escape
+    # catches: one place that forgets to escape; in files: tests/browser/test_static.py
     word = HOSTILE + "a" * 10_000
     run = write(
         tmp_path / "<b>evil",
@@ -552,8 +484,6 @@ def test_hostile_runs(tmp_path):
     seen = browse(run, run)
     reader = check(seen._repr_html_())
     assert "b" not in {tag for tag, _ in reader.seen} and "<script>alert(1)</script>" in reader.text
-    _, data = read_page(seen.save_html(tmp_path / "x.html", episodes=2))
-    assert "<script>" in pieces(data["updates"][0]["packed"])[0][0]
 
 
 def test_a_static_file_of_a_run(tmp_path):
@@ -570,12 +500,8 @@ def test_a_static_file_of_a_run(tmp_path):
     path = seen.save_html(tmp_path / "run.html", updates=4, episodes=3)
     page, data = read_page(path)
     names = [one["name"] for one in data["updates"]]
-    assert (
-        path.stat().st_size < 2_000_000
-        and {"0", "29", "17"} <= set(names)
-        and len(names) <= 7
-        and data["start"] == len(names) - 1
-    )
+    assert path.stat().st_size < 2_000_000 and {"0", "29", "17"} <= set(names) and len(names) <= 7
+    assert data["start"] == len(names) - 1
     kept = [unpacked(one["packed"])[0]["episodes"] for one in data["updates"]]
     assert data["suspects"] and all(len(rows) >= 3 for rows in kept)
     for jump in data["suspects"]:
@@ -605,11 +531,9 @@ def test_what_is_too_much_for_a_file_is_said_and_cut(tmp_path, monkeypatch):
 
 def test_what_a_notebook_keeps(run):
     bundle = browse(str(run))._repr_mimebundle_()
-    assert (
-        "Update 4, after" in bundle["text/html"]
-        and bundle["text/plain"] == "RunBrowser(run: 5 updates, 0 to 4)"
-        and "application/vnd.jupyter.widget-view+json" in bundle
-    )
+    assert "Update 4, after" in bundle["text/html"]
+    assert bundle["text/plain"] == "RunBrowser(run: 5 updates, 0 to 4)"
+    assert "application/vnd.jupyter.widget-view+json" in bundle
 
 
 def test_half_filled_rollouts(tmp_path):
@@ -624,8 +548,7 @@ def test_half_filled_rollouts(tmp_path):
     )
     seen = browse(run)
     header, rows = unpacked(ask(seen.reader, load=0))
-    assert (
-        header["recipe"] is None and set(rows) == {"widths", "logprobs"} and "scores" not in header
-    )
+    assert header["recipe"] is None and set(rows) == {"widths", "logprobs"}
+    assert "scores" not in header
     assert "kept before" in header["told"] and "logprobs" in check(seen._repr_html_()).text
     read_page(seen.save_html(tmp_path / "x.html"))

@@ -1117,15 +1117,6 @@ def test_the_page_of_a_demo_begins_with_its_result(ppo, capsys):
 # ---- Help ----
 
 
-# catches: a command that is gone without a word of what took its place, one that is there and gone
-def test_a_command_that_is_gone_names_its_heir(capsys):
-    assert not {*cli.GONE} & {*cli.COMMANDS}
-    for name in cli.GONE:
-        code, _, err = say(capsys, f"{name} runs/ppo")
-        assert code == 2 and "\n" not in err and f"no command '{name}' any more" in err
-        assert any(f"rlhf-nb {other}" in err for other in cli.COMMANDS)
-
-
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
 def test_help_teaches(capsys, name):
     about, parser = PARSERS[name]().about, PARSERS[name]()

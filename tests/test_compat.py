@@ -19,9 +19,9 @@ from transformers import TrainerCallback, TrainingArguments
 
 import rlhf_nb
 from rlhf_nb import PPOConfig, PPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
-from rlhf_nb.cli.demo_run import SIZES as COMPUTED
 from rlhf_nb.models import scorer_from
 from rlhf_nb.training.compat import CONFIG, IMPORTS, METHODS, REFUSED, TRAINER
+from rlhf_nb.training.compat import SIZES as COMPUTED
 from rlhf_nb.training.model_loading import tiny_policy, train_bpe_tokenizer
 
 ROWS = [dict(prompt=prompt) for prompt in PROMPTS]

@@ -4,7 +4,6 @@ and a run that nobody touches is the run without it."""
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import math
 import re
@@ -13,12 +12,11 @@ import time
 from html import unescape
 from itertools import pairwise
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import torch
 from ppo_fixtures import likes_c, logs, unlike, untimed, weights
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from rlhf_nb.kl_control import AdaptiveKLController, FixedKLController
 from rlhf_nb.training.metrics import METRICS, in_order
@@ -106,38 +104,25 @@ def test_watching_changes_nothing(ppo):
 
 
 # catches: a wish that acts inside the update that is being made, one that comes an update late, one
-# that the checkpoint of its update does not know
+# that the checkpoint of its update does not know; a log of the change that takes back the log that
+# was due
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
 def test_kl_coef_takes_effect_with_the_next_update_and_is_kept(ppo, kind):
-    trainer, dashboard = steered(
-        ppo, dict(u3=wish(0.4)), kl_controller=kind, save_strategy="steps", save_steps=1
-    )
+    each = dict(save_strategy="steps", save_steps=1)
+    trainer, dashboard = steered(ppo, dict(u3=wish(0.4)), kl_controller=kind, **each)
     trainer.train()
-    assert (
-        all(abs(value - 0.05) < 0.01 for value in coefs(trainer)[:3]) and coefs(trainer)[3] == 0.4
-    )
+    assert all(abs(value - 0.05) < 0.01 for value in coefs(trainer)[:3])
+    assert coefs(trainer)[3] == 0.4
     assert all(abs(value - 0.4) < 0.02 for value in coefs(trainer)[3:]) and (
         len(set(coefs(trainer)[3:])) == 1
     ) == (kind == "fixed")
     assert kept(trainer, 3) == 0.4 != kept(trainer, 2)
     (line,) = (line for line in trainer.state.log_history if "steering/kl_coef" in line)
-    assert (
-        line["step"] == 3
-        and line["steering/kl_coef"] == 0.4
-        and dashboard.run.changes == [Change(3, "kl_coef", line["steering/kl_coef_before"], 0.4)]
-    )
-    assert (
-        "steering/kl_coef" in trainer.card(Path(trainer.args.output_dir))
-        and len(logs(trainer)) == 6
-    )  # its own line did not cost that of the update
-
-
-# catches: a log of the change that takes back the log, the checkpoint or the evaluation that was
-# due
-def test_a_change_costs_no_log(ppo):
-    trainer, _ = steered(ppo, dict(u2=wish(0.4), u4=wish(0.1)), logging_steps=2)
-    trainer.train()
-    assert [log["step"] for log in logs(trainer)] == [2, 4, 6]
+    before = line["steering/kl_coef_before"]
+    assert line["step"] == 3 and line["steering/kl_coef"] == 0.4
+    assert dashboard.run.changes == [Change(3, "kl_coef", before, 0.4)]
+    assert "steering/kl_coef" in trainer.card(Path(trainer.args.output_dir))
+    assert [log["step"] for log in logs(trainer)] == [1, 2, 3, 4, 5, 6]
 
 
 # catches: a resume that falls back to the configuration, loses the curves before it, or forgets who
@@ -156,10 +141,8 @@ def test_resume_goes_on_with_the_change_and_the_curves(ppo, tmp_path):
     again.train(resume_from_checkpoint=True)
     straight, _ = steered(ppo, dict(u2=wish(0.3)))
     straight.train()
-    assert (
-        not unlike(weights(again), weights(straight))
-        and coefs(again) == coefs(straight) == [0.05] * 2 + [0.3] * 4
-    )
+    assert not unlike(weights(again), weights(straight))
+    assert coefs(again) == coefs(straight) == [0.05] * 2 + [0.3] * 4
     assert [u for u, _ in dashboard.run.lines["objective/kl"]] == [1, 2, 3, 4, 5, 6]
     assert [(change.update, change.what) for change in dashboard.run.changes] == [
         (2, "kl_coef"),
@@ -175,11 +158,8 @@ def test_stop_ends_this_update_and_keeps_it(ppo, strategy):
         ppo, dict(u3=LiveDashboard.stop), save_strategy=strategy, save_steps=100, logging_steps=100
     )
     result = trainer.train()
-    assert (
-        result.global_step == trainer.update_count == 3
-        and dashboard.run.state == "stopped"
-        and [log["step"] for log in logs(trainer)] == [3]
-    )
+    assert result.global_step == trainer.update_count == 3 and dashboard.run.state == "stopped"
+    assert [log["step"] for log in logs(trainer)] == [3]
     assert Path(trainer.args.output_dir, "checkpoint-3").is_dir() == (strategy == "steps")
     assert "Stopped by hand after update 3 of 6" in render_run(dashboard.run)
 
@@ -191,51 +171,38 @@ def test_the_last_update_is_an_end_like_any_other(ppo):
         ppo, dict(u6=lambda dashboard: (dashboard.pause(), dashboard.stop(), dashboard.pause()))
     )
     dashboard.start(trainer)
-    assert (
-        dashboard.wait(30).global_step == 6
-        and dashboard.run.state == "done"
-        and not dashboard.run.changes
-    )
+    assert dashboard.wait(30).global_step == 6 and dashboard.run.state == "done"
+    assert not dashboard.run.changes
 
 
-# catches: a pause that only looks like one, one that steps once more when it is stopped, and a stop
-# in it that saves nothing
-def test_a_paused_run_stands_still_until_it_is_told(ppo):
-    trainer, dashboard = steered(
-        ppo, dict(u2=LiveDashboard.pause), save_strategy="steps", save_steps=100, logging_steps=100
-    )
+# catches: a pause that only looks like one, one before the log and the checkpoint of its update, so
+# that the reader waits beside an unsaved update; one that steps once more when it is stopped, or a
+# stop in it that saves nothing
+@pytest.mark.parametrize("save_steps", [1, 100])
+def test_a_paused_run_stands_still_until_it_is_told(ppo, save_steps):
+    every = dict(save_strategy="steps", save_steps=save_steps, logging_steps=save_steps)
+    trainer, dashboard = steered(ppo, dict(u2=LiveDashboard.pause), 3, **every)
     dashboard.start(trainer)
     wait_for(dashboard, "paused")
     before = weights(trainer)
     time.sleep(0.3)
     assert trainer.update_count == 2 and not unlike(weights(trainer), before)
+    if save_steps == 1:
+        assert logs(trainer)[-1]["step"] == 2
+        assert Path(trainer.args.output_dir, "checkpoint-2").is_dir()
+        dashboard.go_on()
+        dashboard.wait(20)
+        straight = ppo(total_episodes=24, overwrite_output_dir=True, **ONE_PASS)
+        straight.train()
+        assert not unlike(weights(trainer), weights(straight)) and len(dashboard.run.changes) == 1
+        return
     dashboard.kl_coef = 0.7
     assert dashboard.kl_coef == 0.05 and dashboard.requested == ("kl_coef 0.7",)
     dashboard.stop()
-    assert dashboard.wait(20).global_step == trainer.update_count == 2 and not unlike(
-        weights(trainer), before
-    )
-    assert (
-        kept(trainer, 2) == 0.7
-        and [change.what for change in dashboard.run.changes] == ["pause", "kl_coef", "stop"]
-        and logs(trainer)[-1]["step"] == 2
-    )
-
-
-# catches: a pause before the log and the checkpoint of its update, so that the reader waits beside
-# an unsaved update
-def test_a_pause_comes_when_all_is_saved(ppo):
-    trainer, dashboard = steered(
-        ppo, dict(u2=LiveDashboard.pause), 3, save_strategy="steps", save_steps=1
-    )
-    dashboard.start(trainer)
-    wait_for(dashboard, "paused")
-    assert logs(trainer)[-1]["step"] == 2 and Path(trainer.args.output_dir, "checkpoint-2").is_dir()
-    dashboard.go_on()
-    dashboard.wait(20)
-    straight = ppo(total_episodes=24, overwrite_output_dir=True, **ONE_PASS)
-    straight.train()
-    assert not unlike(weights(trainer), weights(straight)) and len(dashboard.run.changes) == 1
+    assert dashboard.wait(20).global_step == trainer.update_count == 2
+    assert not unlike(weights(trainer), before)
+    assert kept(trainer, 2) == 0.7 and logs(trainer)[-1]["step"] == 2
+    assert [change.what for change in dashboard.run.changes] == ["pause", "kl_coef", "stop"]
 
 
 # catches: wishes of several threads that get lost, mix, or act on the thread that makes them
@@ -276,46 +243,33 @@ def test_wishes_of_many_threads_are_fulfilled_by_one(ppo, monkeypatch):
     assert all(coefs(trainer)[step] == value for step, value in last.items() if step < 6)
 
 
-# catches: a bad number that is found an update later in the training thread, where it ends the run
+# catches: a bad number that is found an update later in the training thread, where it ends the run;
+# a wish to a run that is not there, swallowed without a word, which then holds the next run; one rank
+# that obeys while the others go on with the old coefficient
 @pytest.mark.parametrize(
     "kind, wrong", [("fixed", (-0.1, math.nan, math.inf)), ("adaptive", (0.0, math.nan))]
 )
-def test_a_bad_coefficient_is_refused_at_once(ppo, kind, wrong):
+def test_a_wish_that_cannot_be_is_refused_at_once(ppo, kind, wrong):
+    acts = (LiveDashboard.pause, LiveDashboard.stop, LiveDashboard.go_on, wish(0.1))
     seen = []
 
-    def try_it(dashboard):
-        for bad in wrong:
-            with pytest.raises(ValueError, match="kl_coef is"):
-                dashboard.kl_coef = bad
+    def refused(dashboard, error, match, acts):
+        for act in acts:
+            with pytest.raises(error, match=match):
+                act(dashboard)
             seen.append(dashboard.requested)
 
-    trainer, dashboard = steered(ppo, dict(u2=try_it), 3, kl_controller=kind)
-    assert trainer.train().global_step == 3 and not dashboard.run.changes
-    assert seen == [()] * len(wrong)
-
-
-# catches: a wish to a run that is not there, swallowed without a word, which then holds the next
-# run
-def test_a_wish_to_nobody_is_refused(ppo):
-    trainer, dashboard = steered(ppo, {}, 2)
-    for _ in range(2):
-        for act in (LiveDashboard.pause, LiveDashboard.stop, LiveDashboard.go_on, wish(0.1)):
-            with pytest.raises(RuntimeError, match="no run is going on"):
-                act(dashboard)
-        trainer.train()
-    assert trainer.state.global_step == 2 and not dashboard.run.changes
-
-
-# catches: one rank that obeys while the others go on with the old coefficient
-def test_several_processes_are_not_steered(ppo):
     def try_it(dashboard):
+        refused(dashboard, ValueError, "kl_coef is", map(wish, wrong))
         dashboard.ranks = 2
-        for act in (LiveDashboard.pause, LiveDashboard.stop, wish(0.1)):
-            with pytest.raises(RuntimeError, match="2 processes"):
-                act(dashboard)
+        refused(dashboard, RuntimeError, "2 processes", acts[:2] + acts[3:])
 
-    trainer, dashboard = steered(ppo, dict(u2=try_it), 3)
-    assert trainer.train().global_step == 3 and not dashboard.run.changes
+    trainer, dashboard = steered(ppo, dict(u2=try_it), 3, kl_controller=kind)
+    for _ in range(2):
+        refused(dashboard, RuntimeError, "no run is going on", acts)
+        trainer.train()
+    assert trainer.state.global_step == 3 and not dashboard.run.changes and len(seen) > 12
+    assert not any(seen)
 
 
 # catches: an error that leaves "Running" behind, is swallowed, or is shown as markup; an interrupt
@@ -359,11 +313,8 @@ def test_an_interrupt_ends_a_pause(ppo, monkeypatch):
     monkeypatch.setattr(dashboard.wishes, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert (
-        dashboard.run.state == "left"
-        and "nothing is half made" in repr(dashboard)
-        and not dashboard.wishes.pausing
-    )
+    assert dashboard.run.state == "left" and "nothing is half made" in repr(dashboard)
+    assert not dashboard.wishes.pausing
 
 
 # catches: a drawing that fails and takes the run with it, or fails without a word
@@ -371,11 +322,8 @@ def test_a_drawing_that_fails_is_told_and_training_goes_on(ppo, monkeypatch):
     trainer, dashboard = steered(ppo, {}, 3)
     assert dashboard.box.children
     monkeypatch.setattr("rlhf_nb.ui.dashboard.body_markup", lambda *given: 1 / 0)
-    assert (
-        trainer.train().global_step == 3
-        and "ZeroDivisionError" in dashboard.panel.view.value
-        and 'role="alert"' in dashboard.panel.view.value
-    )
+    assert trainer.train().global_step == 3 and "ZeroDivisionError" in dashboard.panel.view.value
+    assert 'role="alert"' in dashboard.panel.view.value
 
 
 # catches: handlers that fail in silence, a late click that raises, a slider that cannot take its
@@ -383,9 +331,8 @@ def test_a_drawing_that_fails_is_told_and_training_goes_on(ppo, monkeypatch):
 def test_handlers_say_what_went_wrong(ppo):
     def try_it(dashboard):
         dashboard.panel.slider.value = 0.2
-        assert (
-            dashboard.requested == ("kl_coef 0.2",) and "kl_coef 0.2" in dashboard.panel.head.value
-        )
+        assert dashboard.requested == ("kl_coef 0.2",)
+        assert "kl_coef 0.2" in dashboard.panel.head.value
         dashboard.panel.slider.value = 0.05
         assert dashboard.requested == ()
         dashboard.trainer.controller.set, real = None, dashboard.trainer.controller.set
@@ -397,11 +344,8 @@ def test_handlers_say_what_went_wrong(ppo):
     trainer, dashboard = steered(ppo, dict(u2=try_it), 3)
     assert dashboard.box.children
     trainer.train()
-    assert (
-        not dashboard.run.changes
-        and dashboard.panel.slider.disabled
-        and dashboard.panel.hold.disabled
-    )
+    assert not dashboard.run.changes and dashboard.panel.slider.disabled
+    assert dashboard.panel.hold.disabled
     dashboard.panel.stop.click()
     assert "no run was going on" in dashboard.panel.head.value
 
@@ -417,15 +361,9 @@ def test_every_control_has_its_ear_open(monkeypatch):
     monkeypatch.setattr(comm, "create_comm", lambda *given, **more: Comm(*given, **more))
     dashboard = LiveDashboard()
     assert dashboard.box.children
-    for one in (
-        dashboard.panel.hold,
-        dashboard.panel.stop,
-        dashboard.panel.slider,
-        dashboard.panel.signal,
-        dashboard.panel.curves,
-        dashboard.panel.beat,
-    ):
-        assert one.comm is not None and getattr(one.comm, "_reply_subshell_for", None) is None, one
+    for name in ("hold", "stop", "slider", "signal", "curves", "beat"):
+        comm_of = getattr(dashboard.panel, name).comm
+        assert comm_of and getattr(comm_of, "_reply_subshell_for", None) is None, name
 
 
 # catches: curves from the log alone, which has a line in ten updates; shared lists; text and gaps
@@ -433,10 +371,8 @@ def test_every_control_has_its_ear_open(monkeypatch):
 def test_every_update_is_a_point_whatever_is_logged(ppo):
     trainer, dashboard = steered(ppo, {}, logging_steps=100)
     trainer.train()
-    assert (
-        all([u for u, _ in line] == [1, 2, 3, 4, 5, 6] for line in dashboard.run.lines.values())
-        and dashboard.run.last.info["update"] == 5
-    )
+    assert all([u for u, _ in line] == [1, 2, 3, 4, 5, 6] for line in dashboard.run.lines.values())
+    assert dashboard.run.last.info["update"] == 5
     second = ppo(total_episodes=16, parts=dict(callbacks=[dashboard]))
     second.train()
     assert [u for u, _ in dashboard.run.lines["objective/kl"]] == [
@@ -458,10 +394,9 @@ def test_any_trainer_is_watched(tmp_path):
     refused = []
 
     def try_it():
-        try:
+        with pytest.raises(RuntimeError, match="PPOTrainer"):
             dashboard.kl_coef = 0.1
-        except RuntimeError as error:
-            refused.append(str(error))
+        refused.append(True)
 
     args = TrainingArguments(
         str(tmp_path),
@@ -482,38 +417,21 @@ def test_any_trainer_is_watched(tmp_path):
         callbacks=[dashboard, At(u3=try_it, u5=lambda: dashboard.stop())],
     )
     trainer.train()
-    assert (
-        trainer.state.global_step == 5
-        and dashboard.run.state == "stopped"
-        and refused
-        and "PPOTrainer" in refused[0]
-    )
-    assert (
-        [u for u, _ in dashboard.run.lines["loss"]] == [2, 4, 5]
-        and dashboard.panel.slider.layout.display == "none"
-        and "after step 5" in render_run(dashboard.run)
-    )
+    assert trainer.state.global_step == 5 and dashboard.run.state == "stopped" and refused
+    assert [u for u, _ in dashboard.run.lines["loss"]] == [2, 4, 5]
+    assert dashboard.panel.slider.layout.display == "none"
+    assert "after step 5" in render_run(dashboard.run)
 
 
 # catches: a script that prints, opens a window on a second rank, or fails where there is no
 # notebook
 def test_without_a_notebook_it_is_silent(ppo, capsys):
     trainer, dashboard = steered(ppo, {})
-    trainer.remove_callback(
-        next(
-            type(one)
-            for one in trainer.callback_handler.callbacks
-            if type(one).__name__ == "PrinterCallback"
-        )
-    )
+    trainer.remove_callback(PrinterCallback)
     trainer.train()
     told = capsys.readouterr()
-    assert (
-        told.out == ""
-        and "dashboard" not in told.err.lower()
-        and "box" not in vars(dashboard)
-        and dashboard.seconds == 0
-    )
+    assert told.out == "" and "dashboard" not in told.err.lower()
+    assert "box" not in vars(dashboard) and dashboard.seconds == 0
 
 
 # catches: thinning that loses a spike, the ends or the order, and one that keeps nan
@@ -522,13 +440,8 @@ def test_thin_keeps_every_extreme():
         (u, math.sin(u / 70) + 50 * (u == 3_331) - 40 * (u == 7_007)) for u in range(9_999)
     ] + [(9_999, math.nan), (10_000, math.inf), (10_001, 0.5)]
     found = thin(points, 100)
-    assert (
-        len(found) <= 102
-        and found == sorted(found)
-        and found[0][0] == 0
-        and found[-1] == (10_001, 0.5)
-        and {3_331, 7_007} <= {u for u, _ in found}
-    )
+    assert len(found) <= 102 and found == sorted(found) and found[0][0] == 0
+    assert found[-1] == (10_001, 0.5) and {3_331, 7_007} <= {u for u, _ in found}
     assert thin(points[:50], 100) == points[:50] and thin([]) == []
 
 
@@ -543,9 +456,9 @@ def drawn(metric: str, run: Run) -> str:
     return words(base64.b64decode(data[1]).decode())
 
 
-# catches: markup of a model, a prompt or a metric's name that acts, a picture from a network, a
-# page that would run what a browser finds in it, a curve without its numbers in words
-def test_what_is_shown_is_escaped_and_self_contained(ppo, tmp_path):
+# catches: markup of a model, a prompt or a metric's name that acts, a curve without its numbers in
+# words; a page that asks for something: tests/browser/test_dashboard.py
+def test_what_is_shown_is_escaped(ppo, tmp_path):
     from datasets import Dataset
 
     trainer, dashboard = steered(
@@ -563,14 +476,6 @@ def test_what_is_shown_is_escaped_and_self_contained(ppo, tmp_path):
         assert "dashed: kl_coef was moved" in shown and "\u202e" not in shown
         assert hostile[:-1] in words(shown) and "<i>oh</i>{name}" in words(shown)
         assert re.search(r"1\.\d\d after update 6|0\.\d\d after update 6", words(shown))
-    assert not re.findall(r'(?:src|href)="(?!data:|#)', text) and "default-src 'none'" in text
-    style = re.search("<style>(.*?)</style>", text, re.S)[1]
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    assert f"style-src 'sha256-{digest}'" in text and "style=" not in text
-    for data in re.findall(r"base64,([^\"]+)", text):
-        picture = base64.b64decode(data)
-        assert b"nan" not in picture and b"<img" not in picture
-        ElementTree.fromstring(picture)
     assert "text/html" in dashboard._repr_mimebundle_()
 
 
@@ -591,11 +496,8 @@ def test_the_few_curves_are_the_viewers():
     logged += ["policy/clipfrac_avg", "objective/kl", "objective/raw_scores"]
     run = Run(update=1, total=1, batch=4, lines={name: [(1, 0.5)] for name in logged})
     few = [metric.name for metric in in_order("viewer") if metric.name in logged]
-    assert (
-        chosen_curves(run, VIEWER_CURVES) == few
-        and len(few) == 6
-        and few[0] == "objective/raw_scores"
-    )
+    assert chosen_curves(run, VIEWER_CURVES) == few and len(few) == 6
+    assert few[0] == "objective/raw_scores"
     assert "Never logged" not in words(render_run(run))
     assert "Never logged: policy/entropy_avg" in words(render_run(run, ["score", "entropy"]))
 

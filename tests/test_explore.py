@@ -13,17 +13,7 @@ from markup import Reader
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from rlhf_nb.ui.explore import (
-    Explorer,
-    control,
-    dial,
-    frame,
-    markup,
-    pack,
-    thin_dials,
-    unpack,
-    view_at,
-)
+from rlhf_nb.ui.explore import Explorer, control, dial, markup, pack, thin_dials
 
 NASTY = '"><script>alert(1)</script>&'
 SVG = "{http://www.w3.org/2000/svg}"
@@ -39,6 +29,8 @@ def line() -> Figure:
 # ---- Controls ----
 
 
+# catches: start and bound exchanged; a step of 1 between 0.0 and 1.0; a slider of whole numbers
+# where one bound is a fraction
 @pytest.mark.parametrize(
     "spec, kind, value, low, high, step",
     [
@@ -52,30 +44,21 @@ def line() -> Figure:
     ],
 )
 def test_two_bounds_make_a_slider(spec, kind, value, low, high, step):
-    """catches: start and bound exchanged; a step of 1 between 0.0 and 1.0; a slider of whole
-    numbers where one bound is a fraction"""
     made = control("kl_coef", spec)
-    assert (
-        isinstance(made, kind)
-        and (made.value, made.min, made.max) == (value, low, high)
-        and made.step == pytest.approx(step)
-        and made.description == "kl coef"
-    )
+    assert isinstance(made, kind) and (made.value, made.min, made.max) == (value, low, high)
+    assert made.step == pytest.approx(step) and made.description == "kl coef"
     assert (
         made.continuous_update is False
     )  # a picture is drawn when the hand lets go, not at every pixel
 
 
+# catches: a dict shown by its values or handing over its labels; a start other than the first; True
+# taken for the number 1; an underscore that a screen reader reads out
 def test_choices_make_buttons():
-    """catches: a dict shown by its values or handing over its labels; a start other than the first;
-    True taken for the number 1; an underscore that a screen reader reads out"""
-    listed, named = (
-        control("estimator", ["k1", "k2"]),
-        control("dual_clip", {"off": 0.0, "three": 3.0}),
-    )
-    assert (
-        type(listed) is type(named) is widgets.ToggleButtons
-    )  # a native menu cannot be moved by the keyboard in JupyterLab
+    listed = control("estimator", ["k1", "k2"])
+    named = control("dual_clip", {"off": 0.0, "three": 3.0})
+    # a native menu cannot be moved by the keyboard in JupyterLab
+    assert type(listed) is type(named) is widgets.ToggleButtons
     assert listed.options == ("k1", "k2") and listed.value == "k1"
     assert named.label == "off" and named.value == 0.0
     named.label = "three"
@@ -85,6 +68,8 @@ def test_choices_make_buttons():
         assert type(made) is widgets.Checkbox and made.value is value
 
 
+# catches: a pair taken for bounds without a start; an empty menu; an error that does not say which
+# argument it was
 @pytest.mark.parametrize(
     "spec",
     [
@@ -105,8 +90,6 @@ def test_choices_make_buttons():
     ids=repr,
 )
 def test_no_control(spec):
-    """catches: a pair taken for bounds without a start; an empty menu; an error that does not say
-    which argument it was"""
     with pytest.raises(ValueError, match=r"seed is .*give \(low, high, start\)"):
         control("seed", spec)
 
@@ -114,9 +97,9 @@ def test_no_control(spec):
 # ---- Views ----
 
 
+# catches: a figure that stays open and is drawn a second time by the notebook; an image in a file;
+# memory that grows with each redraw
 def test_a_figure_becomes_an_image_and_is_closed():
-    """catches: a figure that stays open and is drawn a second time by the notebook; an image in a
-    file; memory that grows with each redraw"""
     before, figure = plt.get_fignums(), line()
     (image,) = Reader(markup(figure, "a line that rises")).all("img")
     assert plt.get_fignums() == before
@@ -126,8 +109,8 @@ def test_a_figure_becomes_an_image_and_is_closed():
     assert len(paths) > 5 and "#" not in drawing  # something was drawn; nothing ends the address
 
 
+# catches: a date or a random name in an image, which makes every run of a page another file
 def test_the_same_figure_is_the_same_text():
-    "catches: a date or a random name in an image, which makes every run of a page another file"
     assert markup(line(), "a line") == markup(line(), "a line")
 
 
@@ -162,17 +145,14 @@ def test_it_draws_at_the_start(framed):
     assert list(explorer.controls) == ["steps", "kind", "on"]
 
 
+# catches: a control that nobody watches; a view one step behind; a redraw without a change
 def test_moving_a_control_redraws(framed):
-    "catches: a control that nobody watches; a view one step behind; a redraw without a change"
     explorer, calls = framed
     for name, value in dict(steps=7, kind="k2", on=False).items():
         explorer.controls[name].value = value
         assert calls[-1][name] == value == explorer.state()[name]
-    assert (
-        calls[-1] == dict(steps=7, kind="k2", on=False)
-        and explorer.view.value == "<p>7 k2 False</p>"
-        and len(calls) == 4
-    )
+    assert calls[-1] == dict(steps=7, kind="k2", on=False)
+    assert explorer.view.value == "<p>7 k2 False</p>" and len(calls) == 4
     explorer.controls["steps"].value = 7
     explorer.controls["steps"].description = "another word"
     assert len(calls) == 4
@@ -186,10 +166,9 @@ def test_a_figure_carries_its_sentence():
     assert Reader(explorer.view.value).all("img")[0]["alt"] == NASTY and plt.get_fignums() == before
 
 
+# catches: the old picture left standing; an error swallowed, so that a broken page passes its test;
+# markup in a message
 def test_an_error_shows_and_is_raised():
-    """catches: the old picture left standing; an error swallowed, so that a broken page passes its
-    test; markup in a message"""
-
     def render(x):
         if x == 3:
             raise ValueError(NASTY)
@@ -200,18 +179,16 @@ def test_an_error_shows_and_is_raised():
         explorer.controls["x"].value = 3
     seen = Reader(explorer.view.value)
     assert "ValueError" in explorer.view.value and "<p>1</p>" not in explorer.view.value
-    assert (
-        "<script" not in explorer.view.value
-        and [tag for tag, _ in seen.seen if tag != "img"] == ["p", "b", "bdi"]
-        and 'role="alert"' in explorer.view.value
-    )
+    assert "<script" not in explorer.view.value
+    assert [tag for tag, _ in seen.seen if tag != "img"] == ["p", "b", "bdi"]
+    assert 'role="alert"' in explorer.view.value
     explorer.controls["x"].value = 4  # and it goes on
     assert explorer.view.value == "<p>4</p>"
 
 
+# catches: a page that is empty where nothing runs; a state one move old; labels with underscores; a
+# title that is markup
 def test_it_reads_without_a_kernel(framed):
-    """catches: a page that is empty where nothing runs; a state one move old; labels with
-    underscores; a title that is markup"""
     explorer, _ = framed
     bundle = explorer._repr_mimebundle_()
     assert json.dumps(bundle) and bundle[WIDGET]["model_id"] == explorer.box.model_id
@@ -232,11 +209,8 @@ def test_it_reads_without_a_kernel(framed):
 def test_a_state_in_words_is_escaped():
     explorer = Explorer(lambda who: "<em>view</em>", who=[NASTY, "b"])
     shown = explorer._repr_mimebundle_()["text/html"]
-    assert (
-        "<script" not in shown
-        and "&lt;script&gt;" in shown
-        and shown.endswith("<em>view</em></div>")
-    )
+    assert "<script" not in shown and "&lt;script&gt;" in shown
+    assert shown.endswith("<em>view</em></div>")
     assert [tag for tag, _ in Reader(shown).seen] == ["div", "style", "p", "em"]
 
 
@@ -249,9 +223,9 @@ def buttons(explorer):
     return {button.description: button for button in column.children[0].children}
 
 
+# catches: a preset that leaves the other controls where they were, a reset to some other state, a
+# picture for each control that a preset moves, a control that is deaf afterwards
 def test_presets_and_reset_move_all_controls_and_draw_once(framed):
-    """catches: a preset that leaves the other controls where they were, a reset to some other
-    state, a picture for each control that a preset moves, a control that is deaf afterwards"""
     explorer, calls = framed
     assert list(buttons(explorer)) == ["far", "other", "none", "Reset"]
     explorer.controls["on"].value = False
@@ -268,17 +242,17 @@ def test_presets_and_reset_move_all_controls_and_draw_once(framed):
     assert calls == [dict(steps=5, kind="k1", on=True)]
 
 
+# catches: a page that leaves its explorer, or the reader's own state, somewhere else
 def test_a_state_is_shown_without_moving_anything(framed):
-    "catches: a page that leaves its explorer, or the reader's own state, somewhere else"
     explorer, _ = framed
     explorer.set(steps=7)
     assert explorer.at(kind="k2") == "<p>4 k2 True</p>"
     assert explorer.state()["steps"] == 7 and explorer.view.value == "<p>7 k1 True</p>"
 
 
+# catches: a preset with a mistyped name, or a value that a slider would cut off in silence
 @pytest.mark.parametrize("wrong", [dict(stepz=1), dict(steps=10), dict(kind="k3"), dict(on=2)])
 def test_a_state_that_there_is_not(wrong):
-    "catches: a preset with a mistyped name, or a value that a slider would cut off in silence"
     given = dict(steps=(0, 9, 4), kind=["k1", "k2"], on=True)
     explorer = Explorer(lambda **state: "", **given)
     for act in (explorer.set, explorer.at):
@@ -292,8 +266,8 @@ def test_a_state_that_there_is_not(wrong):
 # ---- Without a kernel ----
 
 
+# catches: a last stop lost to rounding, labels in place of values, a start off the steps
 def test_what_a_control_can_be():
-    "catches: a last stop lost to rounding, labels in place of values, a start off the steps"
     wanted = {
         "lam": ((0.0, 1.0, 0.95, 0.05), 21, 19, "0.15", 0.15),
         "x": ((0, 10, 5, 4), 4, 2, "8", 8),  # 0 4 5 8: the start is none of the steps
@@ -306,9 +280,9 @@ def test_what_a_control_can_be():
         assert made.texts[made.place(value)] == text
 
 
+# catches: a grid larger than it may be, a start, an end or a preset's value that is not in it, a
+# choice that is dropped
 def test_thinned_sliders_keep_what_is_needed():
-    """catches: a grid larger than it may be, a start, an end or a preset's value that is not in it,
-    a choice that is dropped"""
     specs = dict(a=(0, 100, 37), b=(0, 100, 50), c=["x", "y"])
     dials = [dial(name, control(name, spec)) for name, spec in specs.items()]
     a, b, c = thin_dials(dials, dict(a={61}), most=100)
@@ -317,20 +291,6 @@ def test_thinned_sliders_keep_what_is_needed():
     assert 60 < len(a.values) * len(b.values) * 2 <= 100
     with pytest.raises(ValueError, match="fewer choices"):
         thin_dials(dials, {}, most=10)
-
-
-def test_a_grid_has_what_render_gives(framed):
-    "catches: states in another order than the page counts them, parts that are put together wrong"
-    explorer, _ = framed
-    grid = unpack(pack(explorer.grid()))
-    assert len(grid["views"]) == 10 * 2 * 2
-    for state in ([4, 0, 1], [0, 1, 0], [9, 1, 1], [9, 0, 0]):
-        steps, kind, on = state
-        assert view_at(grid, state) == f"<p>{steps} {['k1', 'k2'][kind]} {bool(on)}</p>"
-    assert [preset["at"] for preset in grid["presets"]] == [[9, 0, 1], [4, 1, 0], [0, 0, 1]]
-    moved = explorer.grid()
-    explorer.set(steps=8)
-    assert explorer.grid() == moved  # where the reader left it does not matter
 
 
 def test_stops_are_the_stops_of_the_page():
@@ -345,10 +305,3 @@ def test_parts_are_kept_once():
     explorer = Explorer(lambda x: views[x], x=(0, 299, 0))
     assert len(explorer.grid()["parts"]) < 1 + 2 + 300 + 2
     assert len(pack(explorer.grid())) < len("".join(views)) / 200
-
-
-def test_the_start_can_be_read_without_a_script(framed):
-    "catches: a frame that is empty, or whose title is markup"
-    text = frame(framed[0].grid())
-    assert "<p>4 k1 True</p>" in text and "steps 4 · kind k1 · on yes" in text
-    assert "Steps &amp; kinds" in text and "<far>" not in text

@@ -65,10 +65,8 @@ def test_each_response_token_is_chosen_once():
         text for text in sequence_texts(PICTURES[1], "token") if text in ("sat", "down", "STOP")
     ]
     assert sorted(shown) == sorted(["sat", "down", "STOP"] * 2)
-    assert (
-        "Columns 2 to 4" in PICTURES[1]
-        and sequence_texts(PICTURES[1], "note").count("nothing") == 1
-    )
+    assert "Columns 2 to 4" in PICTURES[1]
+    assert sequence_texts(PICTURES[1], "note").count("nothing") == 1
     # values and log-probs one column before their tokens, the score once, at the last one
     boxes = [
         e for e in ElementTree.fromstring(PICTURES[2]).iter() if e.get("class") == "box trained"
@@ -130,9 +128,9 @@ def drawn(picture, kind):
     ]
 
 
+# catches: a share of the wrong distance, or one that goes to later tokens
 @pytest.mark.parametrize("gamma, lam", [(1.0, 0.5), (0.5, 1.0), (0.9, 0.0), (1.0, 1.0)])
 def test_the_terms_add_up_to_the_advantages(gamma, lam):
-    "catches: a share of the wrong distance, or one that goes to later tokens"
     deltas = td_errors(REWARDS, VALUES, MASK, gamma)[0].tolist()
     sums = [sum(terms) for terms in shares(deltas, gamma * lam)]
     assert sums == pytest.approx(gae(REWARDS, VALUES, MASK, gamma, lam)[0].tolist())
@@ -153,8 +151,8 @@ def test_arcs_fade_with_distance_and_are_as_wide_as_the_surprise():
     assert widths == {"from-up": {4.5, 7.5}, "from-down": {7.5}}
 
 
+# catches: bars of delta and A on different scales, or a negative one that points upwards
 def test_bars_are_as_high_as_their_numbers():
-    "catches: bars of delta and A on different scales, or a negative one that points upwards"
     picture = gae_picture(["a", "b"], [1.0, -0.5], lam=0.0)
     bars = [(b.get("class"), float(b.get("height"))) for b in drawn(picture, ("up", "down"))]
     (_, high), _, (_, low), _ = bars
@@ -164,12 +162,11 @@ def test_bars_are_as_high_as_their_numbers():
     assert float(up.get("y")) + high == pytest.approx(float(down.get("y")))  # the line of zero
 
 
+# catches: a token that breaks the markup, a scale divided by 0
 def test_any_token_and_any_number_can_be_drawn():
-    "catches: a token that breaks the markup, a scale divided by 0"
     drawn(gae_picture(["<b>&", "\n"], [0.0, 0.0]), "up")
-    assert "⟨" not in gae_picture(["x"], [1e-9]) and not re.search(
-        "nan|inf", repr(gae_picture(["x"], [0.0]))
-    )
+    assert "⟨" not in gae_picture(["x"], [1e-9])
+    assert not re.search("nan|inf", repr(gae_picture(["x"], [0.0])))
     with pytest.raises(ValueError, match="1 tokens and 2 surprises"):
         gae_picture(["x"], [0.0, 1.0])
 
@@ -184,11 +181,11 @@ CLIPS = [
 ]
 
 
+# catches: a picture that shows another loss than the package has
 @pytest.mark.parametrize("clips", CLIPS)
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @pytest.mark.parametrize("ratio", [0.3, 0.85, 1.0, 1.15, 1.25, 4.0])
 def test_the_line_is_the_loss(ratio, advantage, clips):
-    "catches: a picture that shows another loss than the package has"
     one = torch.ones(1, 1)
     loss = policy_loss((ratio * one).log(), 0 * one, advantage * one, one.bool(), **clips)
     assert loss_of(ratio, advantage, **clips) == pytest.approx(loss.item(), rel=1e-5)
@@ -235,8 +232,8 @@ def boxes(picture, kind):
     return [float(e.get("width")) for e in root.iter() if e.get("class") == f"box {kind}".strip()]
 
 
+# catches: a function or a field that was renamed and stayed in the table of the page
 def test_the_record_is_filled_as_in_the_package():
-    "catches: a function or a field that was renamed and stayed in the table of the page"
     cells = json.loads(NOTEBOOKS["12_ppo"].read_text(encoding="utf-8"))["cells"]
     (table,) = [t for c in cells if "| what it adds to the record |" in (t := "".join(c["source"]))]
     named = set(re.findall(r"`(\w+)`", table))

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from packs import unpacked
 from ppo_fixtures import PROMPTS, SIZES, likes_c, logs, rollouts, unlike, untimed, weights
 from ranks import on_ranks
-from test_viewer import header_of
 from transformers import (
     BertConfig,
     BertForTokenClassification,
@@ -504,7 +504,7 @@ def test_a_run_keeps_resumes_replays_and_evaluates_them(kind, ppo):
         charged = what_if(first, replace(objective_of(first), missing_eos_penalty=2.0))
         cut = (last_token(first.mask) & ~first.stopped[:, None]).float()
         torch.testing.assert_close(charged.rewards, first.rewards - 1.5 * cut)
-        header = header_of(packed_update(shown_of(first)))
+        header = unpacked(packed_update(shown_of(first)))[0]
         assert dict(header["arrays"])["earned"] == first.mask.sum() and header["recipe"]
     after, done = weights(trainer), sums_of(completed_texts(trainer))
     assert_allclose(trainer.evaluate()["eval_score"], np.mean(done), atol=1e-6)

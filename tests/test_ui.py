@@ -3,15 +3,12 @@ themselves."""
 
 from __future__ import annotations
 
-import json
 import re
 from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
 import ipywidgets as widgets
 import pytest
-from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import TextPath
 
 from rlhf_nb.ui.explore import (
     action_button,
@@ -26,10 +23,9 @@ from rlhf_nb.ui.html import (
     duration,
     error_note,
     safe_text,
-    script_page,
     section_page,
 )
-from rlhf_nb.ui.loop import STEPS, WIDTH, loop_picture
+from rlhf_nb.ui.loop import STEPS, loop_picture
 from rlhf_nb.ui.viz import Html
 
 HOSTILE = "</script><script>alert(1)</script>\u202e"
@@ -65,13 +61,6 @@ def test_text_stays_text(markup):
     assert "<script" not in markup and "</script" not in markup
 
 
-def test_data_cannot_end_their_script():
-    page = script_page("reader.html", "t", "1;", "", dict(text=HOSTILE), above="", plain="")
-    assert page.count("</script") == 2
-    data = re.search(r'id="rlhf-reader-data">(.*?)</script>', page, re.S)[1]
-    assert json.loads(data) == dict(text=HOSTILE)
-
-
 def test_html_goes_into_a_table_as_it_is_and_none_is_a_dash():
     table = data_table("", ["a", "b"], [["x", Html("<i>y</i>")], ["z", None]])
     assert "<i>y</i>" in table and "–" in table and 'scope="row"' in table
@@ -105,11 +94,7 @@ def test_controls_have_names_and_a_line_wraps():
     assert "application/vnd.jupyter.widget-view+json" in bundle
 
 
-# ---- The picture of the loop ----
-
-PICTURES = {"large": None} | {step.name: step.name for step in STEPS}
-# Sizes on a narrow screen, from static/loop.css: of a title in a box, in a low box, in a model's.
-NARROW = dict(step=24, small=18, model=15)
+# ---- The picture of the loop; its texts and colours: tests/browser/test_static.py ----
 
 
 def elements(picture, kind):
@@ -127,18 +112,6 @@ def edges(box):
     return x, y, x + w, y + h
 
 
-def width(text, size):
-    "In the widest of the fonts that the picture names."
-    bold = "bold" if text.get("font-weight") else "normal"
-    shape = TextPath(
-        (0, 0),
-        "".join(text.itertext()),
-        size,
-        prop=FontProperties(family="DejaVu Sans", weight=bold),
-    )
-    return shape.get_extents().width
-
-
 def overlap(one, other):
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
@@ -151,29 +124,6 @@ def on_edge(point, box):
 
 def boxes(picture):
     return [edges(rect) for rect, _ in elements(picture, "rect") if "box" in rect.get("class")]
-
-
-# catches: a label that has grown out of its box, on a wide or on a narrow screen
-@pytest.mark.parametrize("step", PICTURES.values(), ids=PICTURES)
-def test_every_text_of_the_loop_is_inside_its_box(step):
-    root = ElementTree.fromstring(loop_picture(step))
-    for group in root.iter("{http://www.w3.org/2000/svg}g"):
-        kinds = group.get("class").split()
-        rect, *others = group
-        left, top, right, bottom = edges(rect)
-        for text in others:
-            sizes = [float(text.get("font-size"))]
-            if text.get("class") == "title":
-                sizes.append(NARROW["small" if "small" in kinds else kinds[0]])
-            for size in sizes:
-                w, x, y = width(text, size), float(text.get("x")), float(text.get("y"))
-                middle = (left + right) / 2 if size != sizes[0] else x
-                start = x if text.get("text-anchor") == "start" else middle - w / 2
-                assert left < start and start + w < right, "".join(text.itertext())
-                assert top < y - 0.7 * float(text.get("font-size")) and y + 3 < bottom
-    for text, _ in elements(loop_picture(step), "text"):
-        w, x = width(text, float(text.get("font-size"))), float(text.get("x"))
-        assert x + w * (0.5 if text.get("text-anchor") == "middle" else 1) < WIDTH
 
 
 # catches: boxes that cover one another, an arrow that runs through a box or ends nowhere
@@ -218,38 +168,10 @@ def test_the_large_picture_has_every_step_and_no_mark():
     picture = loop_picture()
     text = " ".join("".join(text.itertext()) for text, _ in elements(picture, "text"))
     assert all(step.title in text and step.number in text for step in STEPS)
+    assert all(tag.get("fill") for tag, _ in elements(picture, "rect"))  # without style sheets, too
     assert "marked" not in re.sub(r"<style>.*?</style>", "", picture, flags=re.S)
     label = ElementTree.fromstring(picture).get("aria-label")
     assert all(word in label for word in ("SFT", "rollout", "KL", "GAE", "judge"))
-
-
-# catches: a picture that is dark on dark where style sheets are stripped or the theme is dark
-def test_the_loop_reads_in_light_and_in_dark():
-    def brightness(color):
-        return sum(int(color[i : i + 2], 16) for i in (1, 3, 5)) / 765
-
-    picture = loop_picture("gae")
-    assert (
-        "<script" not in picture
-        and "url(" not in picture
-        and "http://www.w3.org/2000/svg" in picture
-    )
-    assert all(tag.get("fill") for tag, _ in elements(picture, "rect"))
-    light = {
-        rect.get("class"): rect.get("fill")
-        for rect, kinds in elements(picture, "rect")
-        if "marked" not in kinds
-    }
-    assert brightness(light["card"]) > 0.9 and brightness(light["box"]) > 0.9
-    dark = re.search(r"prefers-color-scheme: dark\) \{(.*?)\n@media", asset("loop.css"), re.S)[1]
-    fills = dict(re.findall(r"\.rlhf-loop (\S+) \{ fill: (#\w{6})", dark))
-    assert (
-        brightness(fills["text"]) - max(brightness(fills[k]) for k in (".card", ".box", ".trained"))
-        > 0.6
-    )
-    assert all(
-        rule.strip().startswith(".rlhf-loop") for rule in re.findall(r"[^{},]+(?=[,{])", dark)
-    )
 
 
 def test_a_step_that_is_not_in_the_loop_is_named():

@@ -1,8 +1,6 @@
 """viewer: what a parser finds in the pages, with hostile text everywhere, with pieces missing, and
 on rollouts filled half way."""
 
-import base64
-import gzip
 import json
 import math
 import re
@@ -17,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markup import Reader
-from packs import pieces, unpacked
+from packs import unpacked
 from rich.console import Console
 
 from rlhf_nb.cli.view import rollout_text, view_command
@@ -70,13 +68,10 @@ def check(markup):
     assert not set("\u202e\x00") & set(markup)
     reader = Reader(markup)
     assert {tag for tag, _ in reader.seen} <= TAGS
-    names = {(tag, name) for tag, attributes in reader.seen for name in attributes}
-    assert {name for _, name in names} <= ATTRIBUTES
+    assert {name for _, attributes in reader.seen for name in attributes} <= ATTRIBUTES
     for tag, attributes in reader.seen:
-        assert (
-            attributes.get("src", "data:").startswith("data:image/svg+xml;base64,")
-            or "src" not in attributes
-        )
+        drawn = "data:image/svg+xml;base64,"
+        assert attributes.get("src", drawn).startswith(drawn)
         assert re.fullmatch(r"#[\w-]+|rollouts[\w.%-]*\.html", attributes.get("href", "#s"))
         assert "url(" not in attributes.get("style", "")
         if tag == "th":
@@ -93,21 +88,14 @@ def check_page(text):
     "A whole page, its headings and links."
     reader = check(text)
     levels = [level for level, _ in reader.heads]
-    assert (
-        levels[0] == 1
-        and levels.count(1) == 1
-        and all(b - a <= 1 for a, b in pairwise(levels))
-        and all(text for _, text in reader.heads)
-    )
+    assert levels[0] == 1 and levels.count(1) == 1 and all(b - a <= 1 for a, b in pairwise(levels))
+    assert all(text for _, text in reader.heads)
     ids = [attributes["id"] for _, attributes in reader.seen if "id" in attributes]
-    assert len(ids) == len(set(ids)) and {"#" + i for i in ids} == {
-        a["href"] for a in reader.all("a")
+    assert len(ids) == len(set(ids)) and {f"#{i}" for i in ids} == {
+        link["href"] for link in reader.all("a")
     }
-    assert {
-        attributes["aria-labelledby"]
-        for attributes in reader.all("section")
-        if "aria-labelledby" in attributes
-    } <= set(ids)
+    named = {section.get("aria-labelledby") for section in reader.all("section")}
+    assert named - {None} <= set(ids)
     return reader
 
 
@@ -154,10 +142,10 @@ TALK = [
     ],
 )
 def test_a_template_is_read_as_turns(text):
-    header = header_of(packed_update(Shown(make((3,), prompts=[text]))))
+    header = unpacked(packed_update(Shown(make((3,), prompts=[text]))))[0]
     assert header["prompts"][0]["turns"] == [["system", "Be kind."], ["user", "Hi\nthere"]]
     assert header["prompts"][0]["text"] == text
-    plain = header_of(packed_update(Shown(make((3,), prompts=["what is <|im_start|> for?"]))))
+    plain = unpacked(packed_update(Shown(make((3,), prompts=["what is <|im_start|> for?"]))))[0]
     assert "turns" not in plain["prompts"][0]
 
 
@@ -165,7 +153,7 @@ def test_a_template_is_read_as_turns(text):
 # text that the model read lost
 def test_a_conversation_is_shown_turn_by_turn():
     r = make(conversations=[TALK, "a text", TALK[:1]], prompts=["<|im|>Be kind", "a text", "p"])
-    prompts = header_of(packed_update(Shown(r)))["prompts"]
+    prompts = unpacked(packed_update(Shown(r)))[0]["prompts"]
     assert [turn[0] for turn in prompts[0]["turns"]] == ["system", "user", "assistant", "tool"]
     assert prompts[0]["turns"][1][1].startswith("你好")
     assert prompts[0]["turns"][2][1] == '{"name": "clock"}'
@@ -203,16 +191,11 @@ def test_view_shows_what_is_there(filled, episode, scored, named):
         ]
         first = next(name for name in ("kl", "advantages", "rewards", *SIGNALS) if name in filled)
         if n:
-            assert (
-                reader.tables[0][1][0] == first
-                and [x for table in reader.tables[:-1] for x in table[0][1:]] == words
-            )
+            assert reader.tables[0][1][0] == first
+            assert [x for table in reader.tables[:-1] for x in table[0][1:]] == words
     facts = reader.text.split(" Prompt")[0]
-    assert (
-        ("raw score" in facts) == scored
-        and ("KL " in facts) == ("kl" in filled)
-        and f"{n} token" in facts
-    )
+    assert ("raw score" in facts) == scored and ("KL " in facts) == ("kl" in filled)
+    assert f"{n} token" in facts
     assert (
         f"reference: ref {episode}" in reader.text and f"post {episode}" in reader.text
     ) == named
@@ -266,67 +249,36 @@ def test_view_of_hostile_numbers():
 
 def test_padding_is_not_seen():
     # catches: padding shown, or counted in KL or scale
-    r = make()
-    dirty = r.with_(
-        **{
-            name: torch.where(r.mask, getattr(r, name), 1e9)
-            for name in SIGNALS
-            if name != "rewards"
-        }
-    )
-    assert [view(dirty, b, name) for b in range(3) for name in SIGNALS] == [
-        view(r, b, name) for b in range(3) for name in SIGNALS
-    ]
+    r, names = make(), [name for name in SIGNALS if name != "rewards"]
+    dirty = r.with_(**{name: torch.where(r.mask, getattr(r, name), 1e9) for name in names})
+    for name in SIGNALS:
+        assert [view(dirty, b, name) for b in range(3)] == [view(r, b, name) for b in range(3)]
 
 
 def test_view_changes_nothing_and_prints():
     r = make()
-    before = {name: getattr(r, name).clone() for name in SIGNALS}
+    before = r.with_(**{name: getattr(r, name).clone() for name in SIGNALS})
     text = repr(view(r, 1))
-    assert all(torch.equal(before[name], getattr(r, name)) for name in SIGNALS)
-    assert (
-        text.startswith("Episode 1 of 3")
-        and "post 1" in text
-        and "reference: ref 1" in text
-        and "advantages" in text
-    )
+    assert all(torch.equal(getattr(before, name), getattr(r, name)) for name in SIGNALS)
+    assert text.startswith("Episode 1 of 3") and "advantages" in text
+    assert "post 1" in text and "reference: ref 1" in text
 
 
 # ---------------------------------------------------------------- what if
-def trained(
-    kl_estimator="k1",
-    kl_coef=0.05,
-    gamma=1.0,
-    lam=0.95,
-    missing_eos_penalty=None,
-    kl_in="reward",
-    whiten_rewards=False,
-    lam_value=None,
-    seed=0,
-    **more,
-):
+def trained(seed=0, **chosen):
     "What the trainer's phases make, written out: the independent half of the comparison."
-    r = make((3, 5, 1, 4), seed=seed)
-    raw, penalty = torch.tensor([1.5, -2.0, 0.25, 3.0]), missing_eos_penalty
-    scores = raw if "score_clip" not in more else raw.clamp(-more["score_clip"], more["score_clip"])
-    scores = scores if penalty is None else penalize_missing_eos(scores, r.stopped, penalty)
-    kl = estimate_kl(r.logprobs, r.ref_logprobs, kl_estimator).masked_fill(~r.mask, 0.0)
-    rewards, _ = shape_rewards(scores, kl, r.mask, kl_coef if kl_in == "reward" else 0.0)
-    if whiten_rewards:
+    o = Objective(**dict(kl_estimator="k1", kl_coef=0.05, gamma=1.0, lam=0.95) | chosen)
+    r, raw = make((3, 5, 1, 4), seed=seed), torch.tensor([1.5, -2.0, 0.25, 3.0])
+    scores = raw if o.score_clip is None else raw.clamp(-o.score_clip, o.score_clip)
+    if o.missing_eos_penalty is not None:
+        scores = penalize_missing_eos(scores, r.stopped, o.missing_eos_penalty)
+    kl = estimate_kl(r.logprobs, r.ref_logprobs, o.kl_estimator).masked_fill(~r.mask, 0.0)
+    rewards, _ = shape_rewards(scores, kl, r.mask, o.kl_coef if o.kl_in == "reward" else 0.0)
+    if o.whiten_rewards:
         rewards = whiten(rewards, r.mask, shift_mean=False)
-    plain = gae(rewards, r.values, r.mask, gamma, lam)
-    targets = plain if lam_value is None else gae(rewards, r.values, r.mask, gamma, lam_value)
-    made = Objective(
-        kl_estimator=kl_estimator,
-        kl_coef=kl_coef,
-        gamma=gamma,
-        lam=lam,
-        missing_eos_penalty=penalty,
-        kl_in=kl_in,
-        whiten_rewards=whiten_rewards,
-        lam_value=lam_value,
-        **more,
-    )
+    plain = gae(rewards, r.values, r.mask, o.gamma, o.lam)
+    lam = o.lam if o.lam_value is None else o.lam_value
+    targets = gae(rewards, r.values, r.mask, o.gamma, lam)
     return r.with_(
         kl=kl,
         raw_scores=raw,
@@ -334,8 +286,8 @@ def trained(
         rewards=rewards,
         returns=returns_from(targets, r.values, r.mask),
         advantages=whiten(plain * r.mask, r.mask),
-        info=dict(update=1, kl_coef=kl_coef),
-        objective=asdict(made),
+        info=dict(update=1, kl_coef=o.kl_coef),
+        objective=asdict(o),
     )
 
 
@@ -363,21 +315,36 @@ def test_the_objective_of_a_rollout_gives_its_numbers_back(settings_, tmp_path):
     assert again.objective == r.objective == asdict(carried)
     for name in MADE:
         assert torch.equal(getattr(again, name), getattr(r, name)), name
-    told = unpacked(packed_update(view(r).shown))[0]["told"]
-    assert "advantages come out exactly" in told
+    # catches: a number that changes on its way, a column that belongs to the neighbour, an array
+    # that could have been computed
+    header, rows = unpacked(packed_update(view(r).shown))
+    assert "advantages come out exactly" in header["told"]
+    measured = {"logprobs", "ref_logprobs", "values"}
+    assert set(rows) == {"widths", "engine_logprobs", *measured}
+    for name in measured:
+        assert rows[name] == [x[m].tolist() for x, m in zip(getattr(r, name), r.mask)]
+    assert header["raw_scores"] == r.raw_scores.tolist() and header["scores"] == r.scores.tolist()
+    offered = {name: x for name, x in header["recipe"].items() if name != "missing_eos_penalty"}
+    assert offered.items() <= r.objective.items()
+    assert ("kl_coef" in offered) == (r.objective["kl_in"] == "reward")
+
+
+OBJECTIVES = st.fixed_dictionaries(
+    dict(
+        kl_estimator=st.sampled_from(["k1", "k2", "k3", "abs"]),
+        kl_coef=st.sampled_from([0.0, 0.02, 0.5]),
+        gamma=st.sampled_from([0.0, 0.9, 1.0]),
+        lam=st.sampled_from([0.0, 0.95, 1.0]),
+        missing_eos_penalty=st.sampled_from([None, 1.5]),
+    )
+)
 
 
 @settings(max_examples=25, deadline=None)
-@given(
-    st.sampled_from(["k1", "k2", "k3", "abs"]),
-    st.sampled_from([0.0, 0.02, 0.5]),
-    st.sampled_from([0.0, 0.9, 1.0]),
-    st.sampled_from([0.0, 0.95, 1.0]),
-    st.sampled_from([None, 1.5]),
-)
-def test_what_if_is_what_the_trainer_would_have_made(estimator, kl_coef, gamma, lam, penalty):
+@given(OBJECTIVES)
+def test_what_if_is_what_the_trainer_would_have_made(chosen):
     # catches: a setting that is not passed on, or is mixed up with another
-    wanted = trained(estimator, kl_coef, gamma, lam, penalty)
+    wanted = trained(**chosen)
     new = what_if(trained(), objective_of(wanted))
     for name in MADE:
         assert torch.equal(getattr(new, name), getattr(wanted, name)), name
@@ -443,29 +410,6 @@ def test_a_rollout_without_an_objective_asks_for_it():
             ) != fits
     with pytest.raises(ValueError, match="carries its own"):
         view(r, objective=Objective())
-
-
-@pytest.mark.parametrize("settings_", SETTINGS, ids=repr)
-def test_what_follows_is_not_stored_and_what_was_measured_is(settings_):
-    # catches: a number that changes on its way, a column that belongs to the neighbour, an array
-    # that could have been computed
-    r = trained(**settings_)
-    header, rows = unpacked(packed_update(view(r).shown))
-    assert "come out" in header["told"] and set(rows) == {
-        "widths",
-        "logprobs",
-        "ref_logprobs",
-        "values",
-    } | ({"engine_logprobs"} if r.engine_logprobs is not None else set())
-    lengths = r.mask.sum(1).tolist()
-    assert header["lengths"] == lengths
-    for name in ("logprobs", "ref_logprobs", "values"):
-        for i, width in enumerate(lengths):
-            assert rows[name][i] == getattr(r, name)[i, :width].tolist()
-    assert header["raw_scores"] == r.raw_scores.tolist() and header["scores"] == r.scores.tolist()
-    offered = {name: x for name, x in header["recipe"].items() if name != "missing_eos_penalty"}
-    assert offered.items() <= r.objective.items()
-    assert ("kl_coef" in offered) == (r.objective["kl_in"] == "reward")
 
 
 def test_some_episodes_are_packed_with_all_their_signals():
@@ -546,10 +490,8 @@ def test_ratio_and_clipped_by_hand():
         wider = view(r.with_(objective=r.objective | wide), now=up).shown
         assert wider.signals(0)["clipped"].tolist() == [0, 0, 0]
     down = view(r, now=r.with_(logprobs=r.logprobs - math.log(2))).shown
-    assert (
-        down.signals(0)["clipped"].tolist() == [0, 0, -1]
-        and down.signals(1)["clipped"].tolist() == [-1] * 5
-    )
+    assert down.signals(0)["clipped"].tolist() == [0, 0, -1]
+    assert down.signals(1)["clipped"].tolist() == [-1] * 5
     with pytest.raises(ValueError, match="rollout of other responses"):
         view(r, now=r.with_(response_ids=r.response_ids + 1))
     with pytest.raises(ValueError, match=r"entropy has shape \[2\]"):
@@ -576,112 +518,48 @@ def test_the_live_reader_is_given_the_update_that_it_asks_for():
     assert ask(seen.reader, again=[0, 1])["value"] == dict(found=[], completed=[])
 
 
-def test_a_fault_in_the_kernel_is_told(monkeypatch):
-    # catches: an exception that is swallowed, so that the page waits for ever
-    import rlhf_nb.ui.viewer
-
-    seen = view(trained())
-    assert seen.reader
-    monkeypatch.setattr(rlhf_nb.ui.viewer, "packed_update", lambda *given: 1 / 0)
-    sent = []
-    seen.reader.send = lambda content, buffers=None: sent.append(content)
-    with pytest.raises(ZeroDivisionError):
-        seen.reader._answer(None, dict(load=0, number=1), [])
-    assert sent == [dict(answers=1, error="ZeroDivisionError: division by zero")]
-
-
-def test_what_a_notebook_keeps():
-    seen = view(trained(), episode=2)
-    bundle = seen._repr_mimebundle_()
-    assert (
-        bundle["text/html"] == str(seen)
-        and "Episode 2 of 4" in bundle["text/plain"]
-        and "application/vnd.jupyter.widget-view+json" in bundle
-    )
-
-
-def test_views_of_little(tmp_path):
-    for r in (
-        make((1,)),
-        make((0,)),
-        make((3, 2)).with_(**dict.fromkeys(SIGNALS), scores=None, raw_scores=None),
-        make((2,), tokens=[], prompts=[], responses=[], columns={}, info={}),
-    ):
-        seen = view(r)
-        _, data = read_page(seen.save_html(tmp_path / "x.html"))
-        header, rows = unpacked(data["updates"][0]["packed"])
-        there = {name for name in SIGNALS if getattr(r, name) is not None}
-        follows = {"kl", "rewards", "advantages", "returns"} if header["recipe"] else set()
-        assert header["lengths"] == r.mask.sum(1).tolist()
-        assert set(rows) - {"widths"} == there - follows
+@pytest.mark.parametrize("lengths, filled", [((1,), True), ((0,), True), ((3, 2), False)])
+def test_views_of_little(tmp_path, lengths, filled):
+    r = make(lengths)
+    if not filled:
+        r = r.with_(**dict.fromkeys(SIGNALS), scores=None, raw_scores=None)
+        r = r.with_(tokens=[], prompts=[], responses=[], columns={}, info={})
+    _, data = read_page(view(r).save_html(tmp_path / "x.html"))
+    header, rows = unpacked(data["updates"][0]["packed"])
+    follows = {"kl", "rewards", "advantages", "returns"} if header["recipe"] else set()
+    assert header["lengths"] == r.mask.sum(1).tolist()
+    assert set(rows) - {"widths"} == (set(SIGNALS) - follows if filled else set())
 
 
 # ---------------------------------------------------------------- the static file
 def read_page(path):
-    """Holds for every static page: one script that the policy names by its hash, data that parse,
-    nothing fetched, every control with a name."""
-    import hashlib
-
-    text = path.read_text(encoding="utf-8")
-    page = Reader(text)
+    """A static page and its data. That it asks for nothing, and that its policy lets its script run,
+    is seen in the browser; here, that the script makes no markup of text."""
+    page = Reader(path.read_text(encoding="utf-8"))
     assert [attributes for attributes, _ in page.scripts] == [
         {"type": "application/json", "id": "rlhf-reader-data"},
         {"type": "module"},
     ]
-    script = page.scripts[1][1]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     (policy,) = [meta["content"] for meta in page.all("meta") if "http-equiv" in meta]
     styles = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    assert policy == f"{styles}; script-src 'sha256-{digest}'"
-    assert not any(
-        name in attributes
-        for _, attributes in page.seen
-        for name in ("onerror", "onload", "onclick")
-    )
-    # what stands above a demo's episodes has pictures in their own address, and links to its parts
-    for name, start in (("src", "data:image/svg+xml;base64,"), ("href", "#s")):
-        given = [attributes[name] for _, attributes in page.seen if name in attributes]
-        above = any(attributes.get("class") == "rlhf report" for _, attributes in page.seen)
-        assert all(above and one.startswith(start) for one in given)
-    assert (
-        not {tag for tag, _ in page.seen} & {"link", "iframe", "object", "embed", "base", "form"}
-        and "url(" not in text
-        and "@import" not in text
-    )
-    names = script.replace("http://www.w3.org/2000/svg", "")  # the name of SVG, not an address
-    assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\(|fetch|XMLHttp|https?:"
-        r"|^import ",
-        names,
-        re.MULTILINE,
-    )
+    assert policy.startswith(f"{styles}; script-src 'sha256-")
+    makers = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\("
+    assert not re.search(makers, page.scripts[1][1])
     return page, json.loads(page.scripts[0][1])
 
 
-def test_a_static_file_of_64_episodes_with_all_signals(tmp_path):
-    # catches: a file that grows with its markup; episodes or signals left out; numbers that differ
-    # from those of the view
+def test_a_static_file_of_70_episodes_with_all_signals(tmp_path):
+    # catches: a file that grows with its markup; signals left out; a page that is empty without a
+    # script. Numbers and texts: tests/browser/test_static.py
     r = make([40 + i % 14 for i in range(70)], 53)
-    now, entropy = r.logprobs + 0.1, r.values.abs()
-    seen = view(r, now=now, entropy=entropy)
+    seen = view(r, now=r.logprobs + 0.1, entropy=r.values.abs())
     path = seen.save_html(tmp_path / "r.html")
     page, data = read_page(path)
     assert path.stat().st_size < 2_000_000 and not list(tmp_path.glob("*.partial"))
     header, rows = unpacked(data["updates"][0]["packed"])
     assert header["of"] == len(header["episodes"]) == 70
     assert set(rows) == {*SIGNALS, "widths", "now", "entropy"}  # made-up numbers: nothing follows
-    texts = pieces(data["updates"][0]["packed"])
-    for i in (0, 69):
-        n = int(r.mask[i].sum())
-        assert [text.strip() for text in texts[i]] == [f"w{t}" for t in range(n)]
-        for name, x in dict(kl=r.kl, now=now, entropy=entropy).items():
-            assert rows[name][i] == x[i, :n].tolist()
-        assert header["scores"][i] == r.scores[i].item()
-        assert header["stopped"][i] == bool(r.stopped[i])
-    plain = "".join(page.words)
-    assert (
-        "Episode 0 of 70" in plain and "Episode 2 of 70" in plain and "post 0" in plain
-    )  # without a script
+    assert all(text in page.text for text in ("Episode 0 of 70", "Episode 2 of 70", "post 0"))
     few = read_page(seen.save_html(tmp_path / "few.html", episodes=2))[1]
     assert unpacked(few["updates"][0]["packed"])[0]["episodes"] == [0, 1]
 
@@ -693,9 +571,9 @@ def test_a_static_file_opens_at_the_place_of_the_reader(tmp_path):
     assert data["place"] == dict(row=3, signal="values", sort="score", down=True)
 
 
-def test_hostile_text_in_views_and_files(tmp_path):
-    # catches: data that end their script, markup made of text, half characters that cannot be
-    # written, a word of 10,000 letters on one line
+def test_hostile_text_in_views():
+    # catches: markup made of text, half characters that cannot be written, a word of 10,000 letters
+    # on one line; in files: tests/browser/test_static.py
     evil, long = HOSTILE + "\ufffd<!--<script>", "a" * 10_000
     r = make(
         (3, 5, 0),
@@ -709,42 +587,8 @@ def test_hostile_text_in_views_and_files(tmp_path):
         markup = view(r, episode)
         calm = view(make(responses=["", "", ""], columns={"c": ["d"] * 3}), episode)
         assert skeleton(check(markup)) == skeleton(check(calm))
-    assert (
-        max(len(word) for word in re.split(r"<[^>]*>|\s", view(r, 1))) < 200
-        and view(r, 1).count("<wbr>") > 400
-    )
-    page, data = read_page(view(r).save_html(tmp_path / "evil.html"))
-    header, _ = unpacked(data["updates"][0]["packed"])
-    texts = pieces(data["updates"][0]["packed"])
-    assert texts[1][0] == long and "<script>alert(1)</script>" in texts[0][0]
-    assert "⟨U+202E⟩" in texts[1][2] and "⟨U+D800⟩" in header["prompts"][0]["text"]
-    assert "b" not in {tag for tag, _ in page.seen}
-
-
-INKS = [
-    *((ink, ground) for ink in ("ink", "quiet", "link") for ground in ("paper", "shade")),
-    *(("ink", ground) for ground in ("up", "down", "covered", "missing", "invented")),
-    ("on-chosen", "chosen"),
-    ("paper", "ink"),
-]
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("ink, ground", INKS)
-def test_the_colours_can_be_read(ink, ground, dark):
-    # every text on every ground that it is placed on, WCAG 2.1: 4.5 to 1; catches: a pale button
-    def light(name):
-        pair = re.search(rf"--{name}: (?:light-dark\((#\w+), (#\w+)\)|(#\w+));", asset("theme.css"))
-        colour = pair[3] or pair[2 if dark else 1]
-        c = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-        return (
-            np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
-            @ [0.2126, 0.7152, 0.0722]
-            + 0.05
-        )
-
-    a, b = light(ink), light(ground)
-    assert max(a, b) / min(a, b) >= 4.5
+    assert max(len(word) for word in re.split(r"<[^>]*>|\s", view(r, 1))) < 200
+    assert view(r, 1).count("<wbr>") > 400
 
 
 # ---------------------------------------------------------------- curves
@@ -859,12 +703,6 @@ def judged(model, temperature, rate, low, high, **more):
         length=17.0,
         **more,
     )
-
-
-def header_of(packed: bytes) -> dict:
-    "The JSON header of a packed update."
-    unpacked = gzip.decompress(packed)
-    return json.loads(unpacked[4 : 4 + int.from_bytes(unpacked[:4], "little")])
 
 
 def write_run(folder, word=lambda text: text, updates=5, curves=False):
@@ -995,9 +833,9 @@ def test_report_has_it_all(whole):
         ["who", "90.0 %"],
         ["when", "50.0 %"],
     ]
+    assert len(reader.all("img")) == 9
     assert (
-        len(reader.all("img")) == 9
-        and reader.all("img")[1]["alt"]
+        reader.all("img")[1]["alt"]
         == "gold win rate, near-greedy, % of validation posts, ties half: 50.00 after episode 32; lowest 50.00, highest 50.00"
     )
 
@@ -1165,14 +1003,6 @@ def test_the_terminal_speaks_as_the_page_does():
     narrow = Console(file=StringIO(), width=80)
     narrow.print(rollout_text(make((8,), 8, tokens=[code], responses=["".join(code)])))
     assert narrow.file.getvalue().endswith("def f():\n    return [], 0\n")
-
-
-# catches: a colour of the page that is not the theme's, so that dark text is on dark
-def test_the_report_has_no_colours_of_its_own():
-    style = asset("report.css")
-    assert re.findall(r"#[0-9a-fA-F]{3,6}\b", style) == []
-    theme = set(re.findall(r"--([\w-]+):", asset("theme.css")))
-    assert set(re.findall(r"var\(--([\w-]+)\)", style)) <= theme
 
 
 # catches: a result of a run that no judge has read; a page of `rlhf-nb view` that keeps quiet about a

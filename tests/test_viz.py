@@ -24,26 +24,8 @@ from rlhf_nb.ui.viz import (
 quick = settings(max_examples=60, deadline=None)
 ALLOWED = {"div", "table", "caption", "tr", "th", "td", "bdi"}
 ATTRIBUTES = {"style", "scope", "tabindex", "role", "aria-label", "title"}
-PAGES = (("#16191d", "#ffffff"), ("#cfd0d0", "#131416"), ("#e0e0e0", "#111111"))  # ink, paper
-nasty = st.lists(
-    st.sampled_from(
-        [
-            *list("ab <>&\"'/=\n\t\r\x00\x1b"),
-            "\u202e",
-            "\u2066",
-            "\u200b",
-            "\xa0",
-            "\u2028",
-            "\u2029",
-            "�",
-            "ש",
-            "🐈",
-            "<b>",
-            "</td>",
-        ]
-    ),
-    max_size=8,
-).map("".join)
+ODD = [*"ab <>&\"'/=\n\t\r\x00\x1b\u202e\u2066\u200b\xa0\u2028\u2029\ufffdש🐈", "<b>", "</td>"]
+nasty = st.lists(st.sampled_from(ODD), max_size=8).map("".join)
 numbers = st.floats(-1e6, 1e6) | st.sampled_from(
     [0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-9, -1e-300]
 )
@@ -51,29 +33,6 @@ numbers = st.floats(-1e6, 1e6) | st.sampled_from(
 
 def style(cell):
     return dict(part.split(":", 1) for part in cell[1].get("style", "").split(";") if part)
-
-
-def contrast(a, b):
-    def luminance(colour):
-        c = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-        return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4) @ [
-            0.2126,
-            0.7152,
-            0.0722,
-        ]
-
-    low, high = sorted((luminance(a), luminance(b)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def over(colour, paper):
-    "What is seen of a colour that lets the paper through."
-    if colour == "transparent":
-        return paper
-    assert len(colour) == 9
-    end, under = (np.array([int(x[i : i + 2], 16) for i in (1, 3, 5)]) for x in (colour, paper))
-    mixed = under + int(colour[7:], 16) / 255 * (end - under)
-    return "#" + "".join(f"{round(x):02x}" for x in mixed)
 
 
 def check_markup(shown):
@@ -91,8 +50,6 @@ def check_markup(shown):
                 assert cell[1]["scope"] in ("row", "col")
             if cell[2]:
                 assert style(cell)["color"] == "inherit"  # of the page's theme, light or dark
-                for ink, paper in PAGES:
-                    assert contrast(ink, over(style(cell)["background"], paper)) >= 4.5
         assert [cell[1].get("scope") for cell in table[0][1:]] == ["col"] * (len(table[0]) - 1)
         assert all(row[0][1].get("scope") == "row" for row in table[1:])
     shown.encode("utf-8"), repr(shown).encode("utf-8")
@@ -100,31 +57,19 @@ def check_markup(shown):
     return reader
 
 
-# ---------------------------------------------------------------- small parts
 @quick
 @given(numbers, st.floats(0, 1e6))
-def test_colour_says_no_more_than_the_sign_and_never_less(value, vmax):
-    # catches: an unclamped channel, ends swapped, nan or inf through round(), 0 / 0
+def test_colour_is_the_formula(value, vmax):
+    # catches: an unclamped channel, ends swapped, nan or inf through round(), 0 / 0, a map that is
+    # not linear. That ink on it can be read: tests/browser/test_static.py
     colour = tint(value, vmax)
-    for ink, paper in PAGES:
-        assert contrast(ink, over(colour, paper)) >= 4.5
-    if colour != "transparent":
-        r, _, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-        assert (r > b) == (value > 0) and value != 0
-    if vmax > 0 and abs(value) >= vmax:
-        assert colour == ("#cc660080" if value > 0 else "#2882dc80")
     if vmax == 0 or value != value or value == 0:
         assert colour == "transparent"
-
-
-@quick
-@given(st.floats(-10, 10), st.floats(0.1, 10))
-def test_colour_is_the_formula(value, vmax):
-    # catches: a map that is not linear, a share above one
-    share = min(abs(value) / vmax, 1)
-    colour = tint(value, vmax)
-    got = 0 if colour == "transparent" else int(colour[7:], 16)
-    assert abs(got - 127.5 * share) <= 0.5 + 1e-9
+    elif colour != "transparent":
+        assert colour[:7] == ("#cc6600" if value > 0 else "#2882dc")
+    if vmax > 0 and value == value:
+        got = 0 if colour == "transparent" else int(colour[7:], 16)
+        assert abs(got - 127.5 * min(abs(value) / vmax, 1)) <= 0.5 + 1e-9
 
 
 @quick
@@ -146,27 +91,16 @@ def test_a_number_keeps_its_sign(value):
         assert read == pytest.approx(value, abs=0.0051 if abs(value) < 1000 else 0.51, rel=1e-9)
 
 
-def test_numbers_by_hand():
-    got = [
-        signed_number(v)
-        for v in (None, True, 0, -3, 12345, 0.005, 0.0049, 999.994, 1234.5, -0.5, 0.0)
-    ]
-    got += [signed_number(v) for v in (-1e6, 12_345_678.0)]
-    assert got == [
-        "",
-        "true",
-        "0",
-        "−3",
-        "12,345",
-        "+0.01",
-        "≈0",
-        "+999.99",
-        "+1,234",
-        "−0.50",
-        "0",
-        "−1.0e+06",
-        "+1.2e+07",
-    ]
+@pytest.mark.parametrize(
+    "values, texts",
+    [
+        ((None, True, 0, 0.0, -3, 12345), ["", "true", "0", "0", "−3", "12,345"]),
+        ((0.005, 0.0049, -0.5, 999.994), ["+0.01", "≈0", "−0.50", "+999.99"]),
+        ((1234.5, -1e6, 12_345_678.0), ["+1,234", "−1.0e+06", "+1.2e+07"]),
+    ],
+)
+def test_numbers_by_hand(values, texts):
+    assert [*map(signed_number, values)] == texts
 
 
 @quick
@@ -227,28 +161,15 @@ def test_padding_never_shows(items, junk, pad):
 
 def test_renderers_are_pure():
     # catches: an argument changed in place, markup that depends on what was drawn before
-    tokens, values, mask = (
-        ["a", "\n"],
-        torch.tensor([1.0, float("inf")]),
-        torch.tensor([True, False]),
+    values, mask = torch.tensor([1.0, float("inf")]), torch.tensor([True, False])
+    draw = lambda: (
+        token_strip(["a", "\n"], values, mask),
+        signal_table(["a", "b"], mask, x=values),
     )
-    first = (
-        token_strip(tokens, values, mask),
-        signal_table(tokens, mask, x=values),
-        curves(logs(), ["kl"]).axes[0].get_title(),
-    )
-    token_strip(["z"], [1e9], vmax=3.0), curves(logs(), ["lr"])
-    again = (
-        token_strip(tokens, values, mask),
-        signal_table(tokens, mask, x=values),
-        curves(logs(), ["kl"]).axes[0].get_title(),
-    )
-    assert (
-        first == again
-        and tokens == ["a", "\n"]
-        and values.tolist() == [1.0, float("inf")]
-        and mask.tolist() == [True, False]
-    )
+    first = draw()
+    token_strip(["z"], [1e9], vmax=3.0)
+    assert first == draw() and values.tolist() == [1.0, float("inf")]
+    assert mask.tolist() == [True, False]
 
 
 def test_strip_breaks_lines_like_text():
@@ -389,9 +310,8 @@ def test_episode_table_values_and_columns():
         ["0", "−0.50", "+2.00", "", ""],
         ["1", "3", "", "", "[1, 2]"],
     ]
-    assert (
-        style(table[1][1])["text-align"] == "right" and style(table[2][4])["text-align"] == "left"
-    )
+    assert style(table[1][1])["text-align"] == "right"
+    assert style(table[2][4])["text-align"] == "left"
     assert texts(check_markup(episode_table(rows, ["b", "a"])).cells[0])[0] == ["", "b", "a"]
     assert len(check_markup(episode_table([dict(a=1.0)] * 300)).cells[0]) == 301
     assert "0 rows" in check_markup(episode_table([])).captions[0]

@@ -650,9 +650,9 @@ def limited(words: list[str], seconds: float, log: Path) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    from common import described_parser
+
+    parser = described_parser(__doc__)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--output", type=Path)
     where.add_argument("--show", type=Path, help="print the tables of a kept file, run nothing")

@@ -8,6 +8,7 @@ A private name used here (tests/test_structure.py names the one that a release m
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,6 +19,14 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
 from transformers.integrations import is_deepspeed_zero3_enabled
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    "DeepSpeed, which is imported where a model is saved, need not say that there is no GPU."
+    return "Setting accelerator to CPU" not in record.getMessage()
+
+
+logging.getLogger("DeepSpeed").addFilter(_is_news)
 
 # ---- Ranks ----
 

@@ -27,10 +27,6 @@ COMMANDS = {  # name -> its line in `rlhf-nb --help`; each is `<name>_command` i
     "replay": "do one update of a run again with other settings, and see what they change",
     "demo": "the whole of RLHF on embedded data, in minutes on a CPU",
 }
-GONE = {  # a command that there was, and what took its place
-    "compare": "rlhf-nb plot RUN [RUN ...] draws runs side by side, with the spread over seeds; "
-    "rlhf-nb view lists the alarms of one",
-}
 STOPPED = {  # what Ctrl-C leaves behind
     "demo": "Finished stages are kept; the same command goes on from there.",
     "judge": "Verdicts that were paid for are in --cache.",
@@ -78,9 +74,6 @@ def main(words: list[str] | None = None) -> int:
     if name == "--version":
         print(f"rlhf-nb {__version__}")
         return 0
-    if name in GONE:
-        print(f"rlhf-nb: there is no command {name!r} any more: {GONE[name]}.", file=sys.stderr)
-        return 2
     if name not in (*COMMANDS, "launch"):
         known = f"{did_you_mean(name, COMMANDS) or ' Commands: ' + ', '.join(COMMANDS) + '.'}"
         print(

@@ -71,13 +71,6 @@ CONFIG = renames(  # fields of PPOConfig
     "save_safetensors": OUT,
     "sanity_check": "total_episodes, for a short run",
     "warmup_ratio": "warmup_steps; below 1 it is a share of all steps",
-    **dict.fromkeys(
-        "vllm_mode vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout "
-        "vllm_group_port".split(),
-        "leave it out: use_vllm samples in this process, and a sampler elsewhere, such as a vLLM "
-        "server, is an object of your own with sync, generate and close: trainer.engine = ..., or "
-        "--engine my_engine.py:make",
-    ),
 }
 KEYWORDS = dict(PPOTrainer=TRAINER, PPOConfig=CONFIG)
 SIZES = (  # fields of PPOConfig that follow from others

@@ -12,7 +12,6 @@ Private names used here, and why (tests/test_structure.py names the one that a r
 from __future__ import annotations
 
 import copy
-import logging
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -29,14 +28,6 @@ from rlhf_nb.base.sharding import gathered, layer_names
 
 Measure = Callable[[Any], Any]  # what is done with a model: `measure(model)`
 Placed = Callable[[Measure], Any]  # a frozen model: `placed(measure)` is `measure(model)`
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    "DeepSpeed, which is imported where a model is saved, need not say that there is no GPU."
-    return "Setting accelerator to CPU" not in record.getMessage()
-
-
-logging.getLogger("DeepSpeed").addFilter(_is_news)
 
 
 # ---- Weights that are sharded ----

@@ -620,13 +620,8 @@ def ranges_table() -> str:  # Markdown
 
 def metrics_table(table: str) -> str:  # Markdown
     "A table of the page on metrics; a metric with a range refers to `ranges_table`."
-    rows = [
-        (
-            f"`{m.name}`",
-            m.formula,
-            "range" if m.source else m.healthy,
-            "as above" if m.source else m.otherwise,
-        )
-        for m in TABLES[table]
-    ]
+    rows = []
+    for m in TABLES[table]:
+        words = ("range", "as above") if m.source else (m.healthy, m.otherwise)
+        rows.append((f"`{m.name}`", m.formula, *words))
     return _table("name | formula | healthy | if not", rows)

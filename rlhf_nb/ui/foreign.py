@@ -6,11 +6,11 @@ file of each."""
 from __future__ import annotations
 
 import fnmatch
-import io
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.loading import pretrained_tokenizer
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.packing import on_tokens
@@ -37,50 +36,41 @@ TAKEN = {"episode", "prompt", "response", "length", "stopped", "kl", "score", "r
 TRUTHS = dict(true=1.0, false=0.0)
 STOPS = TRUTHS | dict(stop=1.0, eos=1.0, length=0.0, max_tokens=0.0)
 
+
+def parse_columns(words: Iterable[str]) -> dict[str, str]:
+    "`prompt=question,response=answer` as a dictionary. Raises ValueError on a word without `=`."
+    pairs = [pair.partition("=") for word in words for pair in word.split(",") if pair.strip()]
+    if not all(equals for _, equals, _ in pairs):
+        raise ValueError(
+            f"--columns has {words!r}: write what it is and the column that has it, such as "
+            "prompt=question,response=answer. A sum is scores=a+b."
+        )
+    return {name.strip(): column.strip() for name, _, column in pairs}
+
+
 # What each trainer calls what a rollout has; "?" marks a column that its files may lack, and "*"
 # stands for any letters: a sum. A file is of the first format whose other columns it has, and
 # nothing else is looked at. Of `messages` the last one is the response.
 OURS = "the names of a rollout"
-FORMATS: dict[str, dict[str, str]] = {
-    "verl": dict(
-        prompt="input",
-        response="output",
-        scores="score",
-        step="step",
-        raw_scores="?token_level_scores",
-        rewards="?token_level_rewards",
-        token_ids="?responses",
-        token_mask="?response_mask",
-    ),
-    "trl": dict(prompt="prompt", response="completion", scores="?*[Rr]eward*", step="?step"),
-    "trl (completions of PPO)": dict(
-        prompt="query", response="model response", scores="?score", step="?step"
-    ),
-    "OpenRLHF (batch inference)": dict(prompt="input", response="output", scores="?reward"),
-    "OpenRLHF (generated samples)": dict(response="text", scores="reward", step="global_step"),
-    "NeMo-RL": dict(
-        messages="content",
-        scores="rewards",
-        token_ids="?token_ids",
-        token_mask="?token_loss_mask",
-        logprobs="?prev_logprobs",
-        engine_logprobs="?generation_logprobs",
-        advantages="?advantages",
-    ),
-    OURS: {name: name if name == "response" else f"?{name}" for name in TARGETS},
+_FORMATS = {
+    "verl": "prompt=input,response=output,scores=score,step=step,raw_scores=?token_level_scores,"
+    "rewards=?token_level_rewards,token_ids=?responses,token_mask=?response_mask",
+    "trl": "prompt=prompt,response=completion,scores=?*[Rr]eward*,step=?step",
+    "trl (completions of PPO)": "prompt=query,response=model response,scores=?score,step=?step",
+    "OpenRLHF (batch inference)": "prompt=input,response=output,scores=?reward",
+    "OpenRLHF (generated samples)": "response=text,scores=reward,step=global_step",
+    "NeMo-RL": "messages=content,scores=rewards,token_ids=?token_ids,token_mask=?token_loss_mask,"
+    "logprobs=?prev_logprobs,engine_logprobs=?generation_logprobs,advantages=?advantages",
+    OURS: "response=response," + ",".join(f"{x}=?{x}" for x in TARGETS if x != "response"),
 }
+FORMATS = {name: parse_columns([columns]) for name, columns in _FORMATS.items()}
 
 
 # ---- Values, whatever a file holds ----
 
 
 def _plain(x: Any) -> Any:
-    "Arrays and numbers of numpy as those of Python; a list that a CSV file holds as text."
-    if isinstance(x, str) and x[:1] == "[":
-        try:
-            return json.loads(x)
-        except (ValueError, RecursionError):
-            return x
+    "Arrays and numbers of numpy as those of Python."
     x = x.tolist() if hasattr(x, "tolist") else x
     return list(x) if isinstance(x, tuple) else x
 
@@ -90,9 +80,7 @@ def as_number(x: Any, words: Mapping[str, float] = TRUTHS) -> float:
     x = _plain(x)
     try:
         return float(words.get(x.strip().lower(), x) if isinstance(x, str) else x)
-    except OverflowError:
-        return math.inf
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan
 
 
@@ -107,25 +95,24 @@ def as_numbers(x: Any) -> list[float]:
 
 def _string(x: Any) -> str:
     "A string as it is, nothing for what is missing, JSON for anything else."
-    x = x if isinstance(x, str) else _plain(x)
-    if x is None or x is pd.NA or isinstance(x, str) or x != x:
-        return x if isinstance(x, str) else ""
-    try:
-        return json.dumps(x, default=_plain, ensure_ascii=False)
-    except (ValueError, TypeError, RecursionError):
-        return str(type(x).__name__)
+    x = _plain(x)
+    if isinstance(x, str):
+        return x
+    made_plain = lambda y: y.tolist() if hasattr(y, "tolist") else str(y)
+    missing = x is None or x is pd.NA or x != x
+    return "" if missing else json.dumps(x, default=made_plain, ensure_ascii=False)
 
 
 def turns_of(x: Any) -> list[dict[str, str]]:
     "A chat of messages turn by turn; nothing where it is no chat."
-    x = x if isinstance(x, str) else _plain(x)
-    turns = []
+    x, turns = _plain(x), []
     for one in x if isinstance(x, list) else [x]:
         if not isinstance(one, Mapping) or "content" not in one:
             return []
-        content, calls = _plain(one["content"]), _plain(one.get("tool_calls"))
-        parts = (content if isinstance(content, list) else [content]) + ([calls] if calls else [])
-        texts = [_string(p.get("text", p) if isinstance(p, Mapping) else p) for p in parts]
+        content, calls = _plain(one["content"]), one.get("tool_calls")
+        parts = [*content] if isinstance(content, list) else [content]
+        parts = [p.get("text", p) if isinstance(p, Mapping) else p for p in parts]
+        texts = map(_string, [*parts, calls] if calls is not None else parts)
         turns.append(dict(role=_string(one.get("role", "message")), content="\n".join(texts)))
     return turns
 
@@ -136,18 +123,16 @@ def text_of(x: Any) -> str:
     if turns := turns_of(x):
         named = [f"{one['role']}: {one['content']}" for one in turns]
         return "\n\n".join(named) if len(named) > 1 else turns[0]["content"]
-    x = x if isinstance(x, str) else _plain(x)
+    x = _plain(x)
     return "\n\n".join(map(_string, x)) if isinstance(x, list) else _string(x)
 
 
-def _cell(x: Any) -> Any:
-    "A value of a column that is shown beside the prompt."
-    x = x if isinstance(x, str) else _plain(x)
-    if isinstance(x, bytes):
-        return f"{len(x)} bytes"
-    if isinstance(x, list) and len(x) > 8 and not any(isinstance(i, (str, Mapping)) for i in x[:8]):
-        return f"a list of {len(x)}"
-    return x if x is None or isinstance(x, (bool, int, float)) else text_of(x)
+def _cell(x: Any, most: int = 2_000) -> Any:
+    "A value of a column that is shown beside the prompt; a long text is cut off."
+    if x is None or isinstance(x := _plain(x), (bool, int, float)):
+        return x
+    text = text_of(x)
+    return text if len(text) <= most else f"{text[:most]} …"
 
 
 def words_of(text: str) -> list[str]:
@@ -160,9 +145,8 @@ def quoted(x: Any) -> str:
     return harmless(repr(x))[:80]
 
 
-def first_of(things: Sequence[str], most: int = 60) -> str:
-    "The first of some things, and how many more there are."
-    return ", ".join(things[:most]) + f" and {len(things) - most} more" * (len(things) > most)
+def _names(columns: Iterable[str]) -> str:
+    return ", ".join(map(quoted, columns))
 
 
 # ---- Reading a table ----
@@ -176,68 +160,57 @@ def table_of(records: Any, source: str = "records") -> list[Row]:
     "Rows of a list of objects, a DataFrame or a Dataset. Raises ValueError on anything else."
     rows: Any = records.to_dict("records") if isinstance(records, pd.DataFrame) else records
     is_list = isinstance(rows, Iterable) and not isinstance(rows, Mapping)
-    rows = list(rows) if is_list else [rows]
-    if not rows:
-        raise ValueError(f"{source} has no episodes: give one at least.")
-    for i, row in enumerate(rows):
-        if not (is_list and isinstance(row, Mapping)):
-            raise ValueError(
-                f"{source}, row {i}, is of type {type(row).__name__}: give a list of objects, one "
-                "for each episode, a DataFrame or a Dataset."
-            )
+    rows = list(rows) if is_list else []
+    if not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise ValueError(
+            f"{source} are no episodes: give a list of objects, one for each episode, a DataFrame "
+            "or a Dataset."
+        )
     return [{str(name): x for name, x in row.items()} for row in rows]
 
 
 def _json_rows(text: str, notes: list[str]) -> Any:
-    """One JSON text, which may be a table of Weights & Biases; else JSON lines, where a last line
-    that was cut off is left out with a note. (Pandas would change types in a column with a gap.)"""
+    """One JSON text, which may be a table of Weights & Biases; else JSON lines, the last of which
+    may be half written. (Pandas would change types in a column with a gap.)"""
     try:
-        whole = json.loads(text)
-    except (ValueError, RecursionError):
-        whole, lines = [], text.split("\n")
+        table = json.loads(text)
+    except ValueError:
+        table, lines = [], text.split("\n")
         for i, line in enumerate(lines, 1):
             try:
-                whole += table_of([json.loads(line)]) if line.strip() else []
-            except (ValueError, RecursionError) as error:
-                if i < len(lines) or not whole:
-                    raise ValueError(f"line {i} is not JSON ({error})") from None
+                table += [json.loads(line)] if line.strip() else []
+            except ValueError as error:
+                if i < len(lines) or not table:
+                    raise ValueError(f"line {i} is not JSON: {error}") from None
                 notes.append(f"Line {i}, the last, is cut off and left out.")
-    if isinstance(whole, dict) and {"columns", "data"} <= set(whole):
-        whole = [dict(zip(map(str, whole["columns"]), row)) for row in whole["data"]]
-    return [whole] if isinstance(whole, dict) else whole
-
-
-def _csv_rows(text: str) -> list[Row]:
-    "Every field as it was written; the header is a line like any other, and none may be longer."
-    file = io.StringIO(text, newline="")
-    frame = pd.read_csv(file, header=None, dtype=object, keep_default_na=False)
-    heads, *lines = frame.values.tolist()
-    return [{str(name).strip(): x or None for name, x in zip(heads, line)} for line in lines]
+    if isinstance(table, dict) and {"columns", "data"} <= set(table):
+        table = [dict(zip(map(str, table["columns"]), row)) for row in table["data"]]
+    return [table] if isinstance(table, dict) else table
 
 
 def read_table(path: Path, notes: list[str] | None = None) -> list[Row]:
-    """A file of episodes as rows; what was left out is added to `notes`. Raises ValueError, with
-    the file's name, where it is damaged, empty or of another kind. Nothing is ever unpickled."""
-    notes, kind = [] if notes is None else notes, path.suffix.lower()
-    if not path.exists():
-        raise ValueError(f"there is no file {path}: give one that is there.")
-    if kind not in SUFFIXES:
-        raise ValueError(
-            f"{path} is no table of episodes: give a file that ends in {', '.join(SUFFIXES)}, a "
-            "folder of them, or the output_dir of a run with save_rollouts=True."
-        )
+    """A file of episodes as rows; a line that was left out is added to `notes`. Raises ValueError,
+    with the file's name, where it cannot be read. Nothing is ever unpickled."""
     try:
-        if kind == ".parquet":
-            return table_of(pd.read_parquet(path), str(path))
-        text = path.read_bytes().removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
-        csv = kind == ".csv" and text.strip()
-        rows = _csv_rows(text) if csv else _json_rows(text, notes)
-    except (ValueError, OSError, TypeError, NotImplementedError) as error:
-        short = " ".join(str(error).split())[:300]
-        raise ValueError(f"{path} is damaged ({short}): copy it again, or leave it out.") from None
-    if bad := text.count("\ufffd"):
-        notes.append(f"Bytes that are no UTF-8 are shown as \ufffd, {bad} times.")
-    return table_of(rows, str(path))
+        match path.suffix.lower():
+            case ".parquet":
+                rows: Any = pd.read_parquet(path)
+            case ".csv":  # every field as it was written
+                how: Any = dict(dtype=str, keep_default_na=False, encoding_errors="replace")
+                frame = pd.read_csv(path, index_col=False, **how).rename(columns=str.strip)
+                rows = frame.astype(object).where(frame != "", None)
+            case kind if kind in SUFFIXES:
+                text = path.read_text(encoding="utf-8-sig", errors="replace")
+                rows = _json_rows(text, [] if notes is None else notes)
+            case _:
+                raise ValueError(f"not one of {', '.join(SUFFIXES)}")
+        return table_of(rows, "its rows")
+    except (ValueError, OSError, TypeError, NotImplementedError, RecursionError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({' '.join(str(error).split())[:300]}): give a table of "
+            f"episodes that ends in {', '.join(SUFFIXES)}, a folder of them, or the output_dir of "
+            "a run with save_rollouts=True."
+        ) from None
 
 
 def file_number(path: Path) -> int:
@@ -247,37 +220,19 @@ def file_number(path: Path) -> int:
 
 def table_files(folder: Path, notes: list[str] | None = None) -> list[Path]:
     """The files of a folder of tables, or of its `completions`, in the order of their numbers. Of
-    names that differ by more than numbers the most frequent; what was left out is added to `notes`.
-    """
-    families: dict[tuple[bool, str], list[Path]] = {}
-    for file in sorted((*folder.glob("*"), *folder.glob("completions/*"))):
-        if file.is_file() and file.name.lower().endswith(OF_FOLDER):
-            family = file.parent != folder, re.sub(r"\d+", "#", file.name)
-            families.setdefault(family, []).append(file)
-    most, *others = sorted(families, key=lambda x: (x[0], -len(families[x]), x[1])) or [(False, "")]
-    files = families.get(most, [])
-    if others and notes is not None:
-        names = sorted(quoted(str(x.relative_to(folder))) for one in others for x in families[one])
-        read, left = quoted(files[0].name), first_of(names, 3)
-        notes.append(f"Only files named like {read} are read. Left out: {left}.")
+    names that differ by more than numbers the most frequent; that there are others is a note."""
+    suits = lambda file: file.is_file() and file.name.lower().endswith(OF_FOLDER)
+    inside = [sorted(filter(suits, folder.glob(what))) for what in ("*", "completions/*")]
+    shape = lambda file: re.sub(r"\d+", "#", file.name)
+    shapes = Counter(map(shape, inside[0] or inside[1])).most_common()
+    files = [file for file in inside[0] or inside[1] if shape(file) == shapes[0][0]]
+    if notes is not None and len(files) < sum(map(len, inside)):
+        others = sum(map(len, inside)) - len(files)
+        notes.append(f"Only files named like {quoted(files[0].name)} are read, not {others} more.")
     return sorted(files, key=lambda file: (file_number(file), file.name))
 
 
 # ---- Which column is what ----
-
-
-def parse_columns(words: Iterable[str]) -> dict[str, str]:
-    "`prompt=question,response=answer` as a dictionary. Raises ValueError on a word without `=`."
-    given: dict[str, str] = {}
-    for pair in (pair for word in words for pair in word.split(",") if pair.strip()):
-        name, equals, column = (part.strip() for part in pair.partition("="))
-        if not equals or name in given:
-            raise ValueError(
-                f"--columns has {pair!r}: write what it is, once, and the column that has it, such "
-                "as prompt=question,response=answer. A sum is scores=a+b."
-            )
-        given[name] = column
-    return given
 
 
 def format_of(rows: Sequence[Row]) -> str | None:
@@ -296,31 +251,24 @@ def mapping_of(
     mapped, a column is not there, or nothing says which one is the response."""
     given, notes = dict(given or {}), [] if notes is None else notes
     columns, name = _columns(rows), format_of(rows)
-    can = f"These can be mapped: {', '.join(TARGETS)}."
-    has = f"{first_of([quoted(column) for column in columns])}."
     is_sum = lambda target, its: target == "scores" and its not in columns
     parts = lambda target, its: its.split("+") if is_sum(target, its) else [its]
     known = {target: column.lstrip("?") for target, column in FORMATS[name or OURS].items()}
     for target in [target for target, column in known.items() if "*" in column]:
         known[target] = "+".join(fnmatch.filter(columns, known[target]))
     known = {target: its for target, its in known.items() if {*parts(target, its)} <= {*columns}}
-    for target, column in given.items():
-        if target not in TARGETS:
-            guess = did_you_mean(target, TARGETS)
-            raise ValueError(f"--columns has {target!r}, which nothing is called.{guess} {can}")
-        if column and not {*parts(target, column)} <= {*columns}:
-            guess = harmless(did_you_mean(column, columns))
-            raise ValueError(
-                f"{source} has no column {quoted(column)} for {target}.{guess} It has {has}"
-            )
     mapping = {target: column for target, column in (known | given).items() if column}
-    if not {"response", "messages", "tokens", "token_ids"} & set(mapping):
+    missing = {its for pair in mapping.items() for its in parts(*pair)} - {*columns}
+    unknown = [*({*given} - {*TARGETS}), *missing]
+    if unknown or not {"response", "messages", "tokens", "token_ids"} & {*mapping}:
+        wrong = f"nothing is called {_names(unknown)}"
         raise ValueError(
-            f"{source} is of no format known here: it has the columns {has} Say which of them is "
-            f"what, such as --columns prompt=question,response=answer,scores=reward. {can}"
+            f"{source}: {wrong if unknown else 'no format is known that it is of'}. It has the "
+            f"columns {_names(columns)}. Write which of them is what, such as "
+            f"--columns prompt=question,response=answer,scores=reward, of {', '.join(TARGETS)}."
         )
-    if len(summed := [quoted(part) for part in parts("scores", mapping.get("scores", ""))]) > 1:
-        notes.append(f"scores is the sum of {first_of(summed)}, with weights of 1.")
+    if len(summed := parts("scores", mapping.get("scores", ""))) > 1:
+        notes.append(f"scores is the sum of {_names(summed)}, with weights of 1.")
     read = "your mapping" if name is None or (given and name == OURS) else name
     pairs = ", ".join(f"{target} from {quoted(column)}" for target, column in mapping.items())
     notes.append(f"Read as {read}: {pairs}.")
@@ -369,16 +317,17 @@ def episodes_of(
 # ---- Episodes as a rollout ----
 
 
-def _note(notes: list[str], name: str, bad: Sequence[tuple[int, str]]) -> None:
-    "A note on the episodes without something, each with what is there in its place."
-    rows = first_of([f"{row} ({why})" for row, why in bad], 5)
-    notes.extend([f"{name}: not shown in episode{'s' * (len(bad) > 1)} {rows}."] * bool(bad))
+def _note(notes: list[str], name: str, bad: Sequence[int], why: str) -> None:
+    "A note on the episodes without something."
+    if bad:
+        rows = ", ".join(map(str, bad[:5])) + " and others" * (len(bad) > 5)
+        notes.append(f"{name}: not shown in episode{'s' * (len(bad) > 1)} {rows}: {why}.")
 
 
 def _tensor(values: list[Any], name: str, lengths: list[int], unit: str, notes: list[str]) -> Any:
     """Numbers [B, T] of lists that fit their episodes, with zeros of padding or without; nan where
-    one does not, and None where most don't fit words: the others do by chance. Scores are [B], and
-    sums of lists, where one does not fit."""
+    one does not. None where none does and, of words, where one does not: the others do by chance.
+    Scores are [B], and sums of lists, where one does not fit."""
     given = list(map(_plain, values))
     lists, rows = list(map(as_numbers, given)), range(len(given))
     padded = lambda its, n: unit == "tokens" and len(its) > n and not any(its[n:])
@@ -387,19 +336,16 @@ def _tensor(values: list[Any], name: str, lengths: list[int], unit: str, notes: 
     if name in SCORES and (bad or not all(np.isfinite(its).all() for its in lists)):
         sums = [sum(its) if its else math.nan for its in lists]
         x = torch.tensor(sums, dtype=torch.float64).float()
-        _note(notes, name, [(i, quoted(values[i])) for i in rows if not x[i].isfinite()])
+        _note(notes, name, [i for i in rows if not x[i].isfinite()], "no number")
         if any(isinstance(one, list) for one in given):
             notes.append(f"{name}: some lists do not fit the {unit}: sums are shown.")
         return None if x.isnan().all() else x
+    bad = list(rows) if unit == "words" and bad else bad
+    _note(notes, name, bad, f"give a list of one number for each of its {unit}, in all episodes")
     x = torch.zeros(len(rows), max(1, *lengths))
     for i, n in enumerate(lengths):
         x[i, :n] = math.nan if i in bad else torch.tensor(lists[i][:n])
-    held = lambda x: f"{len(x)} numbers" if isinstance(x, list) else "no list"
-    by_chance = unit == "words" and len(rows) > len(bad) > len(rows) / 2
-    its = {i: f"{n} {unit[:-1] if n == 1 else unit}" for i, n in enumerate(lengths)}
-    why = {i: f"{held(given[i])} for {its[i]}" for i in bad}
-    _note(notes, name, [(i, why.get(i, "by chance")) for i in rows if i in bad or by_chance])
-    return None if by_chance or len(bad) == len(rows) else x
+    return None if len(bad) == len(rows) else x
 
 
 def _both_of_tokens(made: dict[str, Any], mask: Tensor) -> dict[str, Any]:
@@ -413,11 +359,12 @@ def _both_of_tokens(made: dict[str, Any], mask: Tensor) -> dict[str, Any]:
     return made | {name: spread(x) for name, x in known.items()} | dict(paid=of_tokens != 0)
 
 
-def _ids(x: Any, known: int = 2**31) -> list[int] | None:
-    "Token ids, with -1 for what is none; None where there is no list."
+def _ids(x: Any, known: int) -> list[int] | None:
+    "Token ids; None where there is no list of whole numbers from 0, below `known`."
     x = _plain(x)
-    is_id = lambda i: 0 <= i < known and i == int(i)
-    return [int(i) if is_id(i) else -1 for i in as_numbers(x)] if isinstance(x, list) else None
+    numbers = as_numbers(x) if isinstance(x, list) else [-1.0]
+    right = all(0 <= i < known and i == int(i) for i in numbers)
+    return [int(i) for i in numbers] if right else None
 
 
 def _tokens(
@@ -427,16 +374,12 @@ def _tokens(
     or the number of each word in this update."""
     known = len(tokenizer) if hasattr(tokenizer, "__len__") else 2**31
     ids = [_ids(one.get("token_ids"), known) for one in episodes]
+    bad = [i for i, its in enumerate(ids) if its is None and "token_ids" in episodes[i]]
+    _note(notes, "token_ids", bad, f"give whole numbers from 0, below {known}")
     texts: list[Any] = [_plain(one.get("tokens")) for one in episodes]
-    wrong = [i for i, its in enumerate(ids) if -1 in (its or [])]
-    _note(notes, "token_ids", [(i, quoted(episodes[i]["token_ids"])) for i in wrong])
-    if listed := any("tokens" in one for one in episodes):
-        bad = [i for i, x in enumerate(texts) if not isinstance(x, list)]
-        _note(notes, "tokens", [(i, "no list") for i in bad])
-    elif listed := tokenizer is not None and any(its is not None for its in ids):
-        read = lambda its: zip(its, token_texts(tokenizer, [max(0, i) for i in its]))
-        texts = [its and [text if i >= 0 else "\ufffd" for i, text in read(its)] for its in ids]
-    elif any(ids) and any({*SIGNALS} & {*one} for one in episodes):
+    if tokenizer is not None and not any(texts):
+        texts = [its and list(token_texts(tokenizer, its)) for its in ids]
+    elif any(ids) and not any(texts):
         notes.append("Its token ids become tokens with a tokenizer: --tokenizer NAME.")
     tokens = [
         list(map(text_of, x)) if isinstance(x, list) else words_of(text)
@@ -444,11 +387,11 @@ def _tokens(
     ]
     words: dict[str, int] = {}
     out = torch.zeros(len(tokens), max(1, *map(len, tokens)), dtype=torch.long)
-    for i, (its, own) in enumerate(zip(tokens, ids)):
-        if not listed or own is None or len(own) != len(its) or i in wrong:
+    for i, (its, listed, own) in enumerate(zip(tokens, texts, ids)):
+        if not listed or own is None or len(own) != len(its):
             own = [words.setdefault(word.strip(), len(words)) for word in its]
         out[i, : len(its)] = torch.tensor(own, dtype=torch.long)
-    return "tokens" if listed else "words", tokens, out
+    return "tokens" if any(texts) else "words", tokens, out
 
 
 def rollout_from(
@@ -470,8 +413,8 @@ def rollout_from(
     for name in [name for name in (*SIGNALS, *SCORES) if name in targets]:
         made[name] = _tensor(column(name), name, lengths, unit, notes)
     stops = [as_number(x, STOPS) for x in column("stopped")]
-    bad = [(i, "of all or of none") for i, x in enumerate(stops) if x not in (0, 1)]
-    _note(notes, "stopped", bad)
+    bad = [i for i, x in enumerate(stops) if x not in (0, 1)]
+    _note(notes, "stopped", bad, "give true or false, stop or length, in all episodes")
     made["stopped"] = torch.tensor(stops).bool() if stops and not bad else None
     if made["kl"] is None and made["logprobs"] is not None and made["ref_logprobs"] is not None:
         made["kl"] = made["logprobs"] - made["ref_logprobs"]
@@ -530,9 +473,9 @@ class ForeignRun(Updates):
         columns: Mapping[str, str] | None = None,  # what a rollout calls it -> a column
         tokenizer: Any = None,  # a tokenizer, or the name of one
     ):
-        self.of_file = isinstance(source, (str, Path))
-        self.records = list(source) if isinstance(source, Iterator) else source
-        self.path = Path(source if self.of_file else "records")
+        is_path = isinstance(source, (str, Path))
+        self.records = None if is_path else table_of(source)
+        self.path = Path(source if is_path else "records")
         self.columns = columns
         named = isinstance(tokenizer, str)
         self.tokenizer = pretrained_tokenizer(tokenizer) if named else tokenizer
@@ -544,10 +487,12 @@ class ForeignRun(Updates):
         self._episodes: dict[int, list[Row]] = {}
         self._notes: dict[int, list[str]] = {}
         self._left_out: list[str] = []  # notes on files that are not read
-        if not self.of_file:
-            self._take(table_of(self.records), 0, "records", [])
-        folder = self.of_file and self.path.is_dir()
-        files = table_files(self.path, self._left_out) if folder else [self.path] * self.of_file
+        files = [self.path]
+        if self.records is not None:
+            self._take(self.records, 0, "records", [])
+            files = []
+        elif self.path.is_dir():
+            files = table_files(self.path, self._left_out)
         for file in files:
             notes: list[str] = []
             try:
@@ -558,22 +503,18 @@ class ForeignRun(Updates):
                 why = "cannot be read and is left out: it may not be complete yet."
                 self._left_out.append(f"{quoted(file.name)} {why}")
             else:
-                named = [f"{quoted(file.name)}: {note}" for note in notes]
-                self._take(rows, file_number(file), str(file), named)
+                self._take(rows, file_number(file), str(file), notes)
         if not self._episodes:
-            why = " ".join([f"give one that ends in {', '.join(OF_FOLDER)}.", *self._left_out])
-            raise ValueError(f"{self.path} has no file of episodes: {why}")
+            raise ValueError(f"{self.path} has no file that ends in {', '.join(OF_FOLDER)}.")
         self.files = dict.fromkeys(sorted(self._episodes))
 
     def _take(self, rows: Sequence[Row], update: int, source: str, notes: list[str]) -> None:
         "Add one table."
         for i, one in enumerate(episodes_of(rows, self.columns, source, notes)):
             step = as_number(given := one.get("step", update))
-            if not (math.isfinite(step) and step == int(step)):
-                raise ValueError(
-                    f"{source}, row {i}: its step is {quoted(given)}, and an update is a whole "
-                    "number. Map another column to step, or none: --columns step="
-                )
+            if not step.is_integer():
+                why = f"its step is {quoted(given)}: give a whole number, or none (--columns step=)"
+                raise ValueError(f"{source}, row {i}: {why}.")
             self._episodes.setdefault(int(step), []).append(one)
             its = self._notes.setdefault(int(step), [])
             its += [note for note in notes if note not in its]

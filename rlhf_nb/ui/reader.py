@@ -125,6 +125,22 @@ def _default_objective(r: Rollout) -> Objective:
     return Objective() if kl_coef is None or kl_coef < 0 else Objective(kl_coef=kl_coef)
 
 
+def _answers(r: Rollout, rows: Sequence[int]) -> tuple[list[str], np.ndarray]:
+    """Answers as running text, and the width of each token in its answer, in the units of
+    JavaScript's texts."""
+    answers: list[str] = []
+    widths: list[int] = []
+    shown_piece = cache(
+        lambda piece: (x := visible(piece, lines=True), len(x.encode("utf-16")) // 2 - 1)
+    )
+    for e in rows:
+        pieces = add_blanks(episode_tokens(r, e), r.responses[e] if r.responses else "")
+        texts, units = zip(*map(shown_piece, pieces)) if pieces else ((), ())
+        answers.append("".join(texts))
+        widths += units
+    return answers, np.array(widths, dtype=np.uint32)
+
+
 def packed_update(
     shown: Shown,
     rows: Sequence[int] | None = None,  # None: all; of some, nothing can be computed again
@@ -139,23 +155,15 @@ def packed_update(
         objective = asks = None
         note = "Advantages are whitened over a whole update, and some episodes are left out."
     n = r.mask.sum(1)
-    shown_piece = cache(
-        lambda piece: (x := visible(piece, lines=True), len(x.encode("utf-16")) // 2 - 1)
-    )
     prompts: dict[str, int] = {}
     turns: list[list[tuple[str, str]]] = []  # of each prompt
-    answers: list[str] = []
-    widths: list[int] = []  # of each token in its answer, in the units of JavaScript's texts
+    answers, widths = _answers(r, rows)
     for e in rows:
-        pieces = add_blanks(episode_tokens(r, e), r.responses[e] if r.responses else "")
-        texts, units = zip(*map(shown_piece, pieces)) if pieces else ((), ())
-        answers.append("".join(texts))
-        widths += units
         asked = r.prompts[e] if r.prompts else NO_PROMPT
         if asked not in prompts:
             prompts[asked] = len(prompts)
             turns.append(turns_of(conversation_of(r, e)))
-    arrays = [("widths", np.array(widths, dtype=np.uint32))]
+    arrays = [("widths", widths)]
     for name, x in _stored_signals(shown, objective).items():
         row = [x[e, : int(n[e])].detach().float() for e in rows]
         arrays.append((name, torch.cat(row).numpy() if row else np.zeros(0, np.float32)))

@@ -22,23 +22,21 @@ LINGER = 300  # milliseconds that a view may take once the kernel is done
 # What all scripts share. `own`: the box of a control with its label and readout, which its own
 # movement changes; nothing for a button, whose text may answer.
 SHARED = """
-const WORKED = '.noUi-handle, select, input, textarea, button, summary, [role=button], [role=tab], .lm-TabBar-tab';
+const WORKED = '.noUi-handle, select, input, textarea, button, summary, [role=button]';
 const shown = e => e.getClientRects().length > 0 && e.checkVisibility({visibilityProperty: true});  // not in a closed fold
 const kind = e => e.matches('.noUi-handle') ? 'slider' : e.matches('select') ? 'menu' : e.matches('summary') ? 'fold'
-  : e.matches('[role=tab], .lm-TabBar-tab') ? 'tab' : e.matches('.widget-toggle-buttons button, input[type=radio]') ? 'choice'
-  : e.matches('input[type=checkbox], button.widget-toggle-button') ? 'check' : e.matches('input[type=range]') ? 'range'
-  : e.matches('textarea, input:not([type=button]):not([type=submit]):not([type=file]):not([type=hidden])') ? 'text' : e.matches('[type=file], [type=hidden]') ? 'none' : 'button';
-const own = e => kind(e) === 'button' || kind(e) === 'fold' || kind(e) === 'tab' ? null
-  : e.closest('.widget-toggle-buttons, .widget-radio, .widget-inline-hbox, .jupyter-widgets:not(.widget-container):not(.widget-html)') || e;
-const controls = root => [...root.querySelectorAll(WORKED)].filter(e => shown(e) && !e.disabled && kind(e) !== 'none');
+  : e.matches('.widget-toggle-buttons button') ? 'choice' : e.matches('input[type=checkbox]') ? 'check' : e.matches('input[type=range]') ? 'range'
+  : e.matches('textarea, input:not([type=button]):not([type=submit])') ? 'text' : 'button';
+const own = e => kind(e) === 'button' || kind(e) === 'fold' ? null
+  : e.closest('.widget-toggle-buttons, .widget-inline-hbox, .jupyter-widgets:not(.widget-container):not(.widget-html)') || e;
+const controls = root => [...root.querySelectorAll(WORKED)].filter(e => shown(e) && !e.disabled);
 const plain = e => (e?.innerText || '').replace(/[\\s\u200b]+/g, ' ').trim();  // ipywidgets fills an empty label with a space of no width
 const label = e => plain((own(e) || e).querySelector?.(':scope > .widget-label, :scope > label'));
-const told = e => ['button', 'fold', 'tab'].includes(kind(e)) || e.matches('button.widget-toggle-button') && kind(e) === 'check' ? plain(e)
+const told = e => ['button', 'fold'].includes(kind(e)) ? plain(e)
   : label(e) || [...(e.labels || [])].map(plain).join(' ').trim() || (kind(e) === 'check' && own(e) !== e ? plain(own(e)) : '');
 const said = e => { const t = told(e) || e.getAttribute('aria-label') || e.title || plain({innerText: e.placeholder}) || ''; return kind(e) === 'choice' ? t + ': ' + plain(e) : t; };
 const state = e => ({slider: () => e.getAttribute('aria-valuetext') + '', menu: () => [...e.selectedOptions].map(o => o.index).join(), fold: () => e.parentElement.open + '',
-  tab: () => e.getAttribute('aria-selected') + e.className.includes('mod-current'), choice: () => (e.checked || e.classList.contains('mod-active')) + '',
-  check: () => (e.checked || e.classList.contains('mod-active')) + '', range: () => e.value, text: () => e.value})[kind(e)]?.() ?? null;
+  choice: () => e.classList.contains('mod-active') + '', check: () => e.checked + '', range: () => e.value, text: () => e.value})[kind(e)]?.() ?? null;
 """
 
 
@@ -48,31 +46,23 @@ def script(function: str) -> str:
 
 
 OUTPUTS = script("""() => [...document.querySelectorAll('.jp-Cell-outputArea .jp-OutputArea-output')]
-  .filter(e => !e.parentElement.closest('.jp-OutputArea-output') && (e.querySelector('.jupyter-widgets, iframe') || controls(e).length))""")
+  .filter(e => !e.parentElement.closest('.jp-OutputArea-output') && (e.querySelector('.jupyter-widgets') || controls(e).length))""")
 STILL = script("""() => [...document.querySelectorAll('.jp-Cell-outputArea .jp-OutputArea-output.jp-RenderedHTML')]
-  .filter(e => !e.querySelector('iframe') && !controls(e).length && plain(e))""")
+  .filter(e => !controls(e).length && plain(e))""")
 LIST = script("""root => { const seen = {}; return controls(root).map(e => { const about = kind(e) + ' ' + JSON.stringify(said(e));
   seen[about] = (seen[about] || 0) + 1;
-  return {kind: kind(e), key: about + (seen[about] > 1 ? ' no. ' + seen[about] : ''), group: label(e), state: state(e), told: told(e), radio: e.type === 'radio'}; }); }""")
-MARK = script(
-    "(root, widget) => controls(root).map((e, i) => { e.dataset.asked = `${widget} ${i}`; return "
-    "e.classList[0] || ''; })"
-)
-UNMARK = (
-    "root => root.querySelectorAll('[data-asked]').forEach(e => e.removeAttribute('data-asked'))"
-)
+  return {kind: kind(e), key: about + (seen[about] > 1 ? ' no. ' + seen[about] : ''), group: label(e), state: state(e), told: told(e)}; }); }""")
+HEARD = script("root => controls(root).map(e => [e.computedRole, e.computedName])")
 PICK = script("(root, i) => controls(root)[i]")
-FOCUSED = script(
-    "root => { const e = root.ownerDocument.activeElement; return [root.contains(e), "
-    "controls(root).indexOf(e)]; }"
-)
+FOCUSED = script("""root => { const e = document.activeElement;
+  return [root.contains(e), controls(root).indexOf(e)]; }""")
 SENTINEL = (
     "root => { const s = document.createElement('span'); s.tabIndex = 0; s.className = "
     "'above-the-widget'; root.prepend(s); s.focus(); }"
 )
 # What sticks out of the widget on the right, where nothing scrolls but, perhaps, the widget as a
 # whole. Nothing that stands in a part that sticks out already.
-CUT = script("""root => { const edge = Math.min(root.getBoundingClientRect().right, root.ownerDocument.documentElement.clientWidth) + 1;
+CUT = script("""root => { const edge = Math.min(root.getBoundingClientRect().right, document.documentElement.clientWidth) + 1;
   const scrolls = e => e !== root && (['auto', 'scroll'].includes(getComputedStyle(e).overflowX) && !e.matches('.jupyter-widgets, .lm-Widget') || scrolls(e.parentElement));
   const out = [...root.querySelectorAll('*')].filter(e => { const box = e.getBoundingClientRect(); return box.width > 1 && box.height > 1 && box.right > edge && !scrolls(e.parentElement); });
   return out.filter(e => !out.includes(e.parentElement)).map(e => `${e.tagName} ${e.getAttribute('class') || ''} ${plain(e).slice(0, 60)}`); }""")
@@ -152,40 +142,25 @@ class Widget:
         return False, state_now != state
 
     def works(self, key: str, kind: str, way: str) -> str:
-        """Nothing if it does; else what was tried in vain. What was written into a field is taken
-        out again: it may have left nothing to look at."""
-        if kind != "text":
-            return self.tried(key, kind, way)
-        before = self.look(key)[1]
-        told = self.tried(key, kind, way)
-        self.write(before, way)(self.element(key))
-        self.notebook.settle()
-        return told
-
-    def tried(self, key: str, kind: str, way: str) -> str:
-        "Nothing if it works in one of several states; else which these were."
-        moved, states = False, []
+        """Nothing if it works in one of several states; else what was tried in vain. What was
+        written into a field is taken out again: it may have left nothing to look at."""
+        before, moved, start = self.look(key)[1], False, self.states()
         for attempt in range(ATTEMPTS):
             if attempt and not self.disturb(key, attempt):
                 break
-            states.append(
-                " ".join(
-                    f"{c['key']}={c['state']}" for c in self.controls() if c["state"] is not None
-                )
-            )
             for move in self.moves(key, kind, way):
                 view, own = self.answers(key, move)
                 moved |= own
-                if view and (own or kind in ("button", "text")):
-                    return ""  # a field may empty itself for the next word
-        what = (
-            "it moves, and nothing else changes"
-            if moved
-            else "nothing happens"
-            if kind == "button"
-            else "it does not even move"
-        )
-        return f"{key} by {way}: {what}, in {len(states)} states: {states[0]} ... {states[-1]}"
+                if view and (own or kind in ("button", "text")):  # a field may empty itself
+                    if kind == "text" and before is not None:
+                        self.write(before, way)(self.element(key))
+                        self.notebook.settle()
+                    return ""
+        what = "it moves, and nothing else changes" if moved else "nothing happens"
+        return f"{key} by {way}: {what}, in {attempt + 1} states: {start} ... {self.states()}"
+
+    def states(self) -> str:
+        return " ".join(f"{c['key']}={c['state']}" for c in self.controls() if c["state"])
 
     def disturb(self, key: str, turn: int) -> bool:
         """Move a neighbour, by the keyboard: each in its turn, a group of choices as one. False
@@ -242,8 +217,6 @@ class Widget:
             return map(press, ("ArrowRight", "ArrowLeft", "End", "Home", "PageUp"))
         if kind == "menu":
             return map(press, ("ArrowDown", "ArrowDown", "ArrowUp", "Home", "End"))
-        if kind == "tab":
-            return iter([press("Enter"), press("ArrowRight"), press("ArrowLeft")])
         return iter([press("Space"), press("Enter")])
 
     def write(self, text: str, way: str) -> Callable[[ElementHandle], None]:
@@ -291,14 +264,7 @@ class Widget:
             )
             mouse.move(grip["x"] + grip["width"] / 2, grip["y"] + grip["height"] / 2)
             mouse.down()
-            upright = track["height"] > track["width"]
-            x = grip["x"] + grip["width"] / 2 if upright else track["x"] + to * track["width"]
-            y = (
-                track["y"] + (1 - to) * track["height"]
-                if upright
-                else grip["y"] + grip["height"] / 2
-            )
-            mouse.move(x, y, steps=4)
+            mouse.move(track["x"] + to * track["width"], grip["y"] + grip["height"] / 2, steps=4)
             mouse.up()
 
         return act
@@ -322,20 +288,9 @@ class Widget:
             if i >= 0:
                 reached.add(i)
         self.root.evaluate("root => root.querySelector('.above-the-widget').remove()")
-        stops = {
-            c["group"] for i, c in enumerate(wanted) if i in reached and c["radio"]
-        }  # a group of radio buttons is one stop
         return [
-            f"{c['key']}: not reached by Tab."
-            for i, c in enumerate(wanted)
-            if i not in reached and not (c["radio"] and c["group"] in stops)
+            f"{c['key']}: not reached by Tab." for i, c in enumerate(wanted) if i not in reached
         ]
-
-    def nameless(self) -> list[str]:
-        return nameless([self])
-
-    def violations(self) -> list[str]:
-        return violations([self])
 
     # ---- All of it ----
 
@@ -355,45 +310,38 @@ class Widget:
 
 
 def nameless(found: list[Widget]) -> list[str]:
-    """Controls without a name for those who listen, or a description for those who look. One
-    question for the whole page: the browser takes seconds to answer."""
-    kinds = {one.number: one.root.evaluate(MARK, one.number) for one in found}
-    names, told = heard(found[0].notebook) if found else {}, []
-    for one in found:
-        one.root.evaluate(UNMARK)
-        for i, (c, kind) in enumerate(zip(one.controls(), kinds[one.number])):
-            role, name = names.get(f"{one.number} {i}", ("none", ""))
-            if not any(
-                ord(x) > 32 and not 0xE000 <= ord(x) <= 0xF8FF for x in name
-            ):  # the glyph of an icon font is no name
-                told.append(f"{c['key']}: no accessible name (role {f'{role} {kind}'.strip()}).")
-            if not c["told"]:
-                told.append(f"{c['key']}: no visible description.")
+    "Controls without a name for those who listen, or a description for those who look."
+    told = []
+    heard = [each for one in found for each in zip(one.controls(), one.root.evaluate(HEARD))]
+    for c, (role, name) in heard:
+        # the glyph of an icon font is no name
+        if not any(ord(x) > 32 and not 0xE000 <= ord(x) <= 0xF8FF for x in name):
+            told.append(f"{c['key']}: no accessible name (role {role}).")
+        if not c["told"]:
+            told.append(f"{c['key']}: no visible description.")
     return told
 
 
+def misfits(found: list[Widget], width: int) -> list[str]:
+    "What is cut off on the right, or ends in three dots."
+    return [
+        f"widget {one.number}, {width} px wide: {what}: {each}"
+        for one in found
+        for what, look in (("cut off on the right", CUT), ("three dots at the end of", DOTS))
+        for each in one.root.evaluate(look)
+    ]
+
+
 def photograph(found: list[Widget], width: int, name: str) -> list[str]:
-    """Each widget as a file, {} in its name for the widget's number; what is cut off on the right.
-    The window grows until all of it is in there: a part that is scrolled away is not in a
-    picture."""
+    """Each widget as a file, {} in its name for the widget's number; its misfits. The window grows
+    until all of it is in there: a part that is scrolled away is not in a picture."""
     if not found:
         return []
     notebook = found[0].notebook
     notebook.widen(width, 1000)
-    notebook.widen(
-        width,
-        min(8000, max(1000, *(round(one.root.bounding_box()["height"]) + 250 for one in found))),
-    )
-    told = [
-        f"widget {one.number}, {width} px wide: cut off on the right: {each}"
-        for one in found
-        for each in one.root.evaluate(CUT)
-    ]
-    told += [
-        f"widget {one.number}, {width} px wide: three dots at the end of: {each}"
-        for one in found
-        for each in one.root.evaluate(DOTS)
-    ]
+    tall = max(round(one.root.bounding_box()["height"]) + 250 for one in found)
+    notebook.widen(width, min(8000, max(1000, tall)))
+    told = misfits(found, width)
     for one in found:
         one.root.screenshot(path=name.format(one.number))
     notebook.widen(1280, 1000)
@@ -419,11 +367,7 @@ def violations(found: list[Widget]) -> list[str]:
     already, and reads the whole page for each question: so one is asked."""
     for one in found:
         one.root.evaluate("e => { e.dataset.asked = ''; }")
-    told = [
-        each
-        for frame in (found[0].notebook.page.frames if found else [])
-        for each in frame.evaluate(AXE)
-    ]
+    told = found[0].notebook.page.evaluate(AXE) if found else []
     for one in found:
         one.root.evaluate("e => e.removeAttribute('data-asked')")
     return [
@@ -433,50 +377,10 @@ def violations(found: list[Widget]) -> list[str]:
     ]
 
 
-def heard(notebook: Notebook) -> dict[str, tuple[str, str]]:
-    "Role and name, as a screen reader has them, of all that is marked."
-    session, marked = notebook.page.context.new_cdp_session(notebook.page), {}
-    session.send("DOM.enable")
-    nodes, frames = (
-        [session.send("DOM.getDocument", dict(depth=-1, pierce=True))["root"]],
-        [session.send("Page.getFrameTree")["frameTree"]],
-    )
-    while nodes:
-        node = nodes.pop()
-        attributes = node.get("attributes", [])
-        if "data-asked" in attributes[::2]:
-            marked[node["backendNodeId"]] = attributes[attributes.index("data-asked") + 1]
-        nodes += [
-            *node.get("children", []),
-            *node.get("shadowRoots", []),
-            *filter(None, [node.get("contentDocument")]),
-        ]
-    named = {}
-    while frames:
-        frame = frames.pop()
-        frames += frame.get("childFrames", [])
-        for node in session.send("Accessibility.getFullAXTree", dict(frameId=frame["frame"]["id"]))[
-            "nodes"
-        ]:
-            if (mark := marked.get(node.get("backendDOMNodeId"))) and not node["ignored"]:
-                named[mark] = (
-                    node.get("role", {}).get("value", "none"),
-                    node.get("name", {}).get("value", ""),
-                )
-    session.detach()
-    return named
-
-
 def widgets(notebook: Notebook) -> list[Widget]:
-    """Every widget that the page shows, found by looking: outputs of ipywidgets, controls in any
-    other output, frames."""
+    "Every widget that the page shows, found by looking: outputs with controls in them."
     roots = notebook.page.evaluate_handle(OUTPUTS).get_properties().values()
-    found = [Widget(notebook, root.as_element(), i) for i, root in enumerate(roots, 1)]
-    for one in list(found):
-        for frame in one.root.query_selector_all("iframe"):
-            if inner := frame.content_frame():
-                found.append(Widget(notebook, inner.wait_for_selector("body"), len(found) + 1))
-    return found
+    return [Widget(notebook, root.as_element(), i) for i, root in enumerate(roots, 1)]
 
 
 def still(notebook: Notebook) -> list[Widget]:

@@ -17,11 +17,12 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+import nbformat
 from jupyter_server.services.kernels.connection.base import deserialize_msg_from_ws_v1 as unpack
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
@@ -49,9 +50,6 @@ SERVER = """from jupyter_server._tz import utcnow
 from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 ServerKernelManager._last_activity_default = lambda self: utcnow()
 """
-# Pages whose cells run while another page is looked at, so that two cores have something to do. Not
-# where pytest itself has a worker for each core.
-AHEAD = 0 if "PYTEST_XDIST_WORKER" in os.environ else 2
 PATIENCE = 400  # seconds for the cells of a page, on a machine that does other things too
 
 
@@ -289,9 +287,8 @@ class Notebook:
         self.widen(1280, min(8000, max(1000, tall + 250)))
 
     def examine(self, axe: str) -> None:
-        "Make axe-core ready in the page and its frames."
-        for frame in self.page.frames:
-            frame.evaluate(axe)
+        "Make axe-core ready in the page."
+        self.page.evaluate(axe)
 
     def bare(self) -> None:
         """Take code and prose off the page, as it has run: thousands of elements that each look at
@@ -343,12 +340,10 @@ def fresh(folder: Path, notebooks: Path) -> dict[str, str]:
     env |= {
         f"JUPYTER_{kind}_DIR": str(folder / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")
     }
-    env |= dict(
+    return env | dict(
         JUPYTERLAB_SETTINGS_DIR=str(folder / "settings"),
         JUPYTERLAB_WORKSPACES_DIR=str(folder / "workspaces"),
         IPYTHONDIR=str(folder / "ipython"),
-    )
-    return env | dict(
         OMP_NUM_THREADS="1",
         TOKENIZERS_PARALLELISM="false",
         DO_NOT_TRACK="1",
@@ -369,11 +364,8 @@ def leave_out(folder: Path) -> None:
     for path in folder.rglob("*.ipynb"):
         nb = json.loads(path.read_text(encoding="utf-8"))
         for cell in nb["cells"]:
-            marks = {
-                line[2:].strip()
-                for line in "".join(cell["source"]).splitlines()
-                if line.startswith("#|")
-            }
+            source = "".join(cell["source"]).splitlines()
+            marks = {line[2:].strip() for line in source if line.startswith("#|")}
             if cell["cell_type"] != "code":
                 continue
             if marks & never:
@@ -392,25 +384,31 @@ def free_port() -> int:
 
 
 class Lab:
-    """A server with a browser in front of it. `notebook(name)` opens a page; those of `queue` that
-    come next are opened with it."""
+    "A server with a browser in front of it."
 
     def __init__(self, context: BrowserContext, base: str, folder: Path):
         self.context, self.base = context, base
         self.folder, self.log = folder / "nbs", folder / "lab.log"
-        self.queue, self.open, self.read = [], {}, 0
+        self.open, self.read = {}, 0
 
-    def notebook(self, name: str) -> Notebook:
-        place = self.queue.index(name) if name in self.queue else -1
-        for each in self.queue[place : place + 1 + AHEAD] if place >= 0 else [name]:
-            if each not in self.open:
-                self.open[each] = Notebook(self.context, self.base, each)
-        self.open[name].page.bring_to_front()
-        self.open[name].wait()
-        return self.open[name]
+    def notebook(self, name: str, *cells: str) -> Notebook:
+        """A page whose cells have all run, opened once; of these cells where some are given."""
+        page = self.open[name] = self.open.get(name) or self.start(name, *cells)
+        page.page.bring_to_front()
+        page.wait()
+        return page
+
+    def start(self, name: str, *cells: str) -> Notebook:
+        "A page, running; of these cells where some are given."
+        if cells:
+            kernel = dict(name="python3", display_name="Python 3", language="python")
+            made = [nbformat.v4.new_code_cell(cell.strip()) for cell in cells]
+            nb = nbformat.v4.new_notebook(cells=made, metadata=dict(kernelspec=kernel))
+            nbformat.write(nb, self.folder / name)
+        return Notebook(self.context, self.base, name)
 
     def close(self, name: str) -> None:
-        self.open[name].close()  # its key stays: a page is opened once
+        self.open.pop(name).close()
 
     def traceback(self) -> str:
         """The first exception that the server or a kernel has written into its log since the last
@@ -434,7 +432,7 @@ def drive(chromium: str) -> Iterator[Browser]:
 
 
 @contextmanager
-def serve(folder: Path, notebooks: Path, chromium: str | Browser) -> Iterator[Lab]:
+def serve(folder: Path, notebooks: Path, browser: Browser) -> Iterator[Lab]:
     "Lab and a browser in front of it, both with an empty profile, for as long as the block lasts."
     env, port, log = fresh(folder, notebooks), free_port(), folder / "lab.log"
     leave_out(folder / "nbs")
@@ -467,12 +465,11 @@ def serve(folder: Path, notebooks: Path, chromium: str | Browser) -> Iterator[La
         )
     try:
         wait_for(f"http://127.0.0.1:{port}/api", server, log)
-        with drive(chromium) if isinstance(chromium, str) else nullcontext(chromium) as browser:
-            context = browser.new_context(
-                viewport=dict(width=1280, height=1000), reduced_motion="reduce"
-            )
-            yield Lab(context, f"http://127.0.0.1:{port}", folder)
-            context.close()
+        context = browser.new_context(
+            viewport=dict(width=1280, height=1000), reduced_motion="reduce"
+        )
+        yield Lab(context, f"http://127.0.0.1:{port}", folder)
+        context.close()
     finally:
         server.terminate()
         try:

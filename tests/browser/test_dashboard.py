@@ -13,13 +13,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import nbformat
 import pytest
+from controls import violations
 from lab import Lab, Notebook
-from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
 from playwright.sync_api import Locator, Page
-from test_static import rollout
+from test_static import File, rollout
 
 from rlhf_nb.ui.dashboard import LiveDashboard
 from rlhf_nb.ui.run_view import Change, Run
@@ -60,18 +59,6 @@ print("REP" + "ORT", json.dumps(dict(steps=result.global_step, log=log, kept=jso
 """
 
 
-def opened(lab: Lab, name: str, *cells: str) -> Notebook:
-    "A notebook of these cells, running."
-    nb = new_notebook(
-        cells=[new_code_cell(cell.strip()) for cell in cells],
-        metadata=dict(kernelspec=dict(display_name="Python 3", language="python", name="python3")),
-    )
-    nbformat.write(nb, Path(lab.folder, name))
-    notebook = Notebook(lab.context, lab.base, name)
-    notebook.page.bring_to_front()
-    return notebook
-
-
 def said(notebook: Notebook, pattern: str, seconds: int = 60) -> re.Match:
     "Wait until the page says it."
     notebook.page.wait_for_function(
@@ -107,10 +94,6 @@ SLABS = """theme => [...document.querySelectorAll('.rlhf, .rlhf *')].flatMap(e =
   return a === 0 || e.closest('progress, .tinted') || (theme === 'Dark') === (mean < 128) ? [] : [`${e.tagName} ${mean}`] })"""
 
 
-SERIOUS = """() => axe.run().then(r => r.violations.filter(v => /serious|critical/.test(v.impact))
-  .map(v => v.id + " " + v.nodes.map(n => n.html).join(" ")))"""
-
-
 def brightness(element: Locator) -> float:
     "The mean of a picture's pixels, 0 to 255."
     shot = Image.open(io.BytesIO(element.screenshot())).convert("L")
@@ -126,9 +109,10 @@ def press(notebook: Notebook, name: str) -> None:
 
 # catches: handlers that the busy kernel hears only when the cell is over (ipykernel 7.4 leads them
 # to the shell that last wrote), and those that act inside an update
-def test_pause_slider_and_stop_reach_a_run_in_a_cell(lab: Lab, pictures: Path):
-    notebook = opened(lab, "steered.ipynb", SETUP.replace("WAIT", "False"), TRAIN, REPORT)
+def test_pause_slider_and_stop_reach_a_run_in_a_cell(lab: Lab):
+    notebook = lab.start("steered.ipynb", SETUP.replace("WAIT", "False"), TRAIN, REPORT)
     page = notebook.page
+    page.bring_to_front()
     try:
         reached(notebook, 3, 120)
         press(notebook, "pause")
@@ -136,7 +120,6 @@ def test_pause_slider_and_stop_reach_a_run_in_a_cell(lab: Lab, pictures: Path):
         stood = updates(notebook)
         page.wait_for_timeout(700)  # six updates, if it went on; drawn three times
         assert updates(notebook) == stood, "it goes on while it is paused"
-        page.screenshot(path=pictures / "dashboard-paused.png")
         handle = page.locator("input[type=range]").last
         handle.focus()
         for _ in range(2):
@@ -145,7 +128,6 @@ def test_pause_slider_and_stop_reach_a_run_in_a_cell(lab: Lab, pictures: Path):
         press(notebook, "go on")
         said(notebook, r"kl_coef 0\.05 → 0\.06")
         reached(notebook, stood + 4)
-        page.screenshot(path=pictures / "dashboard-running.png")
         press(notebook, "stop")
         said(notebook, "Stopped by hand after")
         told = json.loads(said(notebook, r"REPORT (\{.*\})")[1])
@@ -162,16 +144,11 @@ def test_pause_slider_and_stop_reach_a_run_in_a_cell(lab: Lab, pictures: Path):
         assert not notebook.wire.faults() and not notebook.console and not notebook.strangers
         for theme in ("Light", "Dark"):
             notebook.theme(theme)
-            for width in (1280, 800):
-                page.set_viewport_size(dict(width=width, height=1000))
-                page.locator(".jp-OutputArea-child").last.scroll_into_view_if_needed()
-                page.locator("progress").last.scroll_into_view_if_needed()
-                page.screenshot(path=pictures / f"dashboard-{theme}-{width}.png")
+            page.locator("progress").last.scroll_into_view_if_needed()
             assert not (slabs := page.evaluate(SLABS, theme)), slabs
             light = brightness(page.locator(".rlhf figure img").last) > 128
             assert light == (theme == "Light"), "the curves do not follow the theme"
     finally:
-        page.set_viewport_size(dict(width=1280, height=1000))
         notebook.theme("Light")
         notebook.close()
 
@@ -179,14 +156,15 @@ def test_pause_slider_and_stop_reach_a_run_in_a_cell(lab: Lab, pictures: Path):
 # catches: buttons that are dead without a word where the front end has no subshells, and a `start`
 # whose run cannot be stopped there
 @pytest.mark.slow
-def test_a_front_end_that_is_not_heard_is_told_so(lab: Lab, pictures: Path):
+def test_a_front_end_that_is_not_heard_is_told_so(lab: Lab):
     cell = (
         "dashboard = LiveDashboard(every=0.2)\nearlier = "
         "trainer_of(90)\nearlier.add_callback(dashboard)\nearlier.train();"
     )
     beside = "beside, trainer = LiveDashboard(every=0.2), trainer_of(600)\nbeside.start(trainer)"
-    notebook = opened(lab, "deaf.ipynb", SETUP.replace("WAIT", "True"), cell, beside)
+    notebook = lab.start("deaf.ipynb", SETUP.replace("WAIT", "True"), cell, beside)
     page = notebook.page
+    page.bring_to_front()
     try:
         page.wait_for_function(
             "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel"
@@ -195,7 +173,6 @@ def test_a_front_end_that_is_not_heard_is_told_so(lab: Lab, pictures: Path):
                                  jupyterapp.shell.currentWidget.sessionContext.session.kernel.commsOverSubshells = 'disabled' }""")
         Path(lab.folder, "go").touch()
         said(notebook, "Clicks do not reach this run", 90)
-        page.screenshot(path=pictures / "dashboard-deaf.png")
         press(notebook, "pause")  # heard when the cell is over, and then it must not hold anything
         said(notebook, "Done: all 90 updates", 60)
         said(notebook, "That click came when no run was going on", 30)
@@ -215,33 +192,22 @@ def test_a_front_end_that_is_not_heard_is_told_so(lab: Lab, pictures: Path):
 # catches: a saved page that asks for anything, that breaks its own policy, scrolls sideways, is
 # light in a dark system, or that a screen reader or a keyboard cannot use
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_saved_dashboard(
-    fresh: Callable[..., Page], axe: str, tmp_path: Path, pictures: Path, scheme: str
-):
+def test_a_saved_dashboard(fresh: Callable[..., Page], axe: str, tmp_path: Path, scheme: str):
     run = Run(state="stopped", update=6, total=9, batch=8, changes=[Change(3, "kl_coef", 0.1, 0.2)])
     for update in range(1, 7):
         metrics = {"objective/kl": update / 9, "policy/entropy_avg": 2.0, "lr": 1e-3 / update}
         run.add(update, {**metrics, "<img src=//example.invalid>": update})
     run.last = rollout(4, 30)
-    run.last.prompts[0], run.last.tokens[0][:3] = (
-        "<script>hacked = 1</script>",
-        [" a", "\u202eb", "<b>"],
-    )
+    run.last.prompts[0] = "<script>hacked = 1</script>"
+    run.last.tokens[0][:3] = [" a", "\u202eb", "<b>"]
     dashboard = LiveDashboard()
     dashboard.run = run
-    file = dashboard.save_html(tmp_path / "run.html")
-    page, told = fresh(scheme), []
-    page.on("request", lambda r: told.append(r.url))
-    page.on("console", lambda message: told.append(message.text))
-    page.goto(file.as_uri())
-    assert [url for url in told if not url.startswith("data:")] == [file.as_uri()]
-    page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
-    for width in (1280, 400):
-        page.set_viewport_size(dict(width=width, height=900))
-        page.screenshot(path=pictures / f"saved-{scheme}-{width}.png", full_page=True)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert not (slabs := page.evaluate(SLABS, scheme.title())), slabs
-    light = brightness(page.locator("figure img").first) > 128
+    file = File(fresh(scheme)).open(dashboard.save_html(tmp_path / "run.html"))
+    file.page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
+    assert not (slabs := file.page.evaluate(SLABS, scheme.title())), slabs
+    light = brightness(file.page.locator("figure img").first) > 128
     assert light == (scheme == "light"), "the curves do not follow the theme"
-    page.evaluate(axe)
-    assert not (found := page.evaluate(SERIOUS)), found
+    file.examine(axe)
+    assert not (told := violations([file.body]) + file.said()), told
+    file.page.set_viewport_size(dict(width=400, height=900))
+    assert file.page.evaluate("document.documentElement.scrollWidth") <= 400

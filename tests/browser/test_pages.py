@@ -32,8 +32,6 @@ PLANTED = {
         "ValueError: this picture was never drawn",
     ): "the page plants it, to show what widgets.interactive keeps to itself"
 }
-# (page, control): why it may change nothing in every state that was tried.
-DEAF: dict[tuple[str, str], str] = {}
 
 
 def forgiven(told: str, page: str) -> bool:
@@ -52,14 +50,7 @@ def path_of(name: str) -> str:
 
 @pytest.fixture(scope="module", params=PAGES)
 def notebook(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Notebook]:
-    "A page whose cells have all run. The next ones run while this one is looked at."
-    if not lab.queue:
-        chosen = [
-            item.callspec.params.get("notebook")
-            for item in request.session.items
-            if hasattr(item, "callspec")
-        ]
-        lab.queue = [path_of(name) for name in dict.fromkeys(filter(None, chosen))]
+    "A page whose cells have all run."
     page = lab.notebook(path_of(request.param))
     page.bare()
     yield page
@@ -115,23 +106,6 @@ def test_every_widget_is_rendered(notebook: Notebook, shown: list[Widget], pictu
     assert not (told := lines(cut, page_of(notebook))), told
 
 
-# Where the names of an explorer's controls end, for each explorer of a page.
-ENDS = """() => [...document.querySelectorAll('.rlhf-dials')].map(frame =>
-  [...frame.querySelectorAll('.widget-label')].filter(label => label.textContent.trim()).map(label => {
-    const range = document.createRange();
-    range.selectNodeContents(label);
-    return Math.round(range.getBoundingClientRect().right);
-  }))"""
-
-
-# catches: names of choices that begin at the left edge, above sliders whose names end at the right
-def test_the_names_of_an_explorers_controls_end_on_one_edge(notebook: Notebook):
-    found = notebook.page.evaluate(ENDS)
-    assert found or page_of(notebook) not in MARKS  # both have an explorer
-    for ends in found:
-        assert max(ends) - min(ends) <= 2, f"{page_of(notebook)}: names end at {ends} px"
-
-
 # catches: a control without a label, one that only a mouse can reach, a picture of a control
 # without a name
 def test_every_control_has_a_name_and_is_reached_by_tab(notebook: Notebook, shown: list[Widget]):
@@ -158,17 +132,7 @@ def test_axe_finds_nothing_serious(notebook: Notebook, shown: list[Widget], them
 def test_every_control_is_answered(notebook: Notebook, shown: list[Widget], pictures: Path):
     dead = [told for widget in shown for told in widget.dead()]
     photograph(shown, 1280, f"{pictures}/{page_of(notebook)}-{{}}-worked.png")
-    deaf = [key for page, key in DEAF if page == page_of(notebook)]
-    assert not (
-        told := "\n".join(
-            f"{page_of(notebook)}: {told}"
-            for told in dead
-            if not told.startswith(tuple(deaf)) or not deaf
-        )
-    ), told
-    assert all(any(told.startswith(key) for told in dead) for key in deaf), (
-        f"{page_of(notebook)}: a control in DEAF is answered: take it out."
-    )
+    assert not (told := lines(dead, page_of(notebook))), told
 
 
 # catches: an exception in a handler, swallowed by the kernel's log, by `interact`, by an Output, or

@@ -15,25 +15,26 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-import nbformat
 import pytest
 import torch
-from controls import CUT, Widget, nameless, violations, widgets
+from controls import CUT, Widget, misfits, nameless, violations, widgets
 from lab import Lab, Notebook
 from notebooks import NOTEBOOKS
 from playwright.sync_api import Page, expect
-from test_viewer import write_run
+from test_browse import write
+from test_viewer import make, write_run
 
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.masks import right_pad
 from rlhf_nb.rollout import SIGNALS, Rollout, Sample, texts_of
 from rlhf_nb.training.model_loading import train_bpe_tokenizer
+from rlhf_nb.ui.loop import STEPS, loop_picture
 from rlhf_nb.ui.viewer import browse, view
+from rlhf_nb.ui.viz import signal_table, token_strip
 from rlhf_nb.ui.what_if import what_if
 from rlhf_nb.update import Objective
 
 NARROW, WIDE = 800, 1280
-KERNEL = dict(kernelspec=dict(name="python3", display_name="Python 3", language="python"))
 # Each of these would be seen to have run, to have fetched, or to have stretched the page.
 SCRIPT = "</script></style></textarea><script>window.hacked = 1; alert(1)</script>"
 IMAGE = '<img src=http://example.invalid/x.png onerror="window.hacked = 1">'
@@ -81,14 +82,17 @@ class File:
         "Go to a file, and hear what it asks for from then on."
         self.path, self.url = path, path.resolve().as_uri()
         self.asked.clear(), self.faults.clear()
-        self.page.goto(self.url)
-        if self.page.locator("#app").count():
-            self.page.wait_for_selector("#app:not([hidden])")
-            self.page.evaluate(
-                "document.getElementById('app').scrollIntoView()"
-            )  # keys act in sight
+        self.go()
+        self.page.evaluate("document.getElementById('app')?.scrollIntoView()")  # keys act in sight
         self.body = Widget(self, self.page.query_selector("body"), 1)
         return self
+
+    def go(self, place: str = "") -> None:
+        "To a place of the file, as from elsewhere."
+        self.page.goto("about:blank")
+        self.page.goto(self.url + place)
+        if self.page.locator("#app").count():
+            self.page.wait_for_selector("#app:not([hidden])")
 
     def settle(self) -> None:
         "No kernel owes anything here."
@@ -99,11 +103,8 @@ class File:
     def said(self) -> list[str]:
         """Requests but for the file itself and what lies inside it, faults, and whether a text was
         executed."""
-        out = [
-            f"asked for {url[:200]}"
-            for url in self.asked
-            if url.split("#")[0] != self.url and not url.startswith("data:")
-        ]
+        known = ("data:", self.url)
+        out = [f"asked for {url[:200]}" for url in self.asked if not url.startswith(known)]
         return (
             out + self.faults + ["a text was executed"] * bool(self.page.evaluate("window.hacked"))
         )
@@ -111,12 +112,11 @@ class File:
     def too_wide(self) -> list[str]:
         "What makes the page scroll sideways, or is cut off, in a narrow window."
         self.page.set_viewport_size(dict(width=NARROW, height=1000))
-        least = self.page.evaluate(
-            "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+        there, needed = self.page.evaluate(
+            "(e => [e.clientWidth, e.scrollWidth])(document.documentElement)"
         )
-        told = [f"{least[0]} px where there are {least[1]}"] * (
-            least[0] > least[1]
-        ) + self.body.root.evaluate(CUT)
+        told = [f"{needed} px where there are {there}"] * (needed > there)
+        told += self.body.root.evaluate(CUT)
         self.page.set_viewport_size(dict(width=WIDE, height=1000))
         return told
 
@@ -169,33 +169,16 @@ class File:
 
 def rollout(count: int, width: int, seed: int = 0, update: int = 7, **texts: object) -> Rollout:
     "Whole episodes of made-up numbers, no two alike."
-    g, lengths = (
-        torch.Generator().manual_seed(seed),
-        torch.tensor([width - i % min(14, width) for i in range(count)]),
-    )
-    mask = torch.arange(width) < lengths[:, None]
-    numbers = lambda *shape: torch.randn(*shape, generator=g)
+    lengths = [width - i % min(14, width) for i in range(count)]
     said = dict(
         prompts=[f"post {i} about word{i % 5}" for i in range(count)],
         responses=[f"answer {i}" for i in range(count)],
-        columns=dict(reference=[f"ref {i}" for i in range(count)]),
-        tokens=[[f"w{i}.{t}" for t in range(n)] for i, n in enumerate(lengths.tolist())],
-    )
-    signals = {name: numbers(count, width) * mask for name in SIGNALS}
-    signals["engine_logprobs"] = signals["logprobs"] + 0.01 * signals["engine_logprobs"]
-    r = Rollout(
-        torch.ones(count, 4).long(),
-        torch.ones(count, 4),
-        torch.arange(count * width).view(count, width) * mask,
-        mask,
-        torch.arange(count) % 2 == 0,
-        **signals,
-        raw_scores=numbers(count) * 3,
-        scores=numbers(count),
-        **said | texts,
+        tokens=[[f"w{i}.{t}" for t in range(n)] for i, n in enumerate(lengths)],
         info=dict(update=update, episode=count * update, kl_coef=0.05),
     )
-    return what_if(r, Objective())
+    r = make(lengths, width, seed, **said | texts)
+    engine = r.logprobs + 0.01 * r.engine_logprobs
+    return what_if(r.with_(engine_logprobs=engine, raw_scores=3 * r.raw_scores), Objective())
 
 
 def hostile(update: int = 7) -> Rollout:
@@ -216,22 +199,7 @@ def hostile(update: int = 7) -> Rollout:
 
 def run_of(folder: Path, updates: int, make: Callable[[int], Rollout]) -> Path:
     "A run that kept its rollouts, and logged a line an update."
-    (folder / "rollouts").mkdir(parents=True)
-    for u in range(updates):
-        make(u).save(folder / "rollouts" / f"update-{u:05d}.safetensors")
-    lines = [
-        {
-            "stage": "ppo",
-            "step": u + 1,
-            "episode": 6 * (u + 1),
-            "objective/raw_scores": float(u),
-            "objective/kl": 2.0 * u,
-            "tokens/response_length": 7.0 + u,
-        }
-        for u in range(updates)
-    ]
-    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    return folder
+    return write(folder, updates, make=make)
 
 
 POST = (
@@ -274,21 +242,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 # ---- What is in them ----
 
-ONE_OF_EACH = pytest.mark.parametrize(
-    "kind",
-    ["rollout", "run", "demo"],
-)
-
-
-# catches: a control of a file that is dead, nameless, or for the mouse alone; an error on the way
-# (`read` hears it)
-@ONE_OF_EACH
-def test_every_control_of_a_file_is_answered(files: dict[str, Path], read: Callable, kind: str):
-    file = read(files[kind])
-    assert not (told := nameless([file.body]) + file.body.beyond_tab()), told
-    assert len(file.body.controls()) > 2
-    assert not (told := file.body.dead()), told
-
 
 # catches: a control, or a box that scrolls and so cuts a line, on paper; a picture on another page
 # than its caption
@@ -308,13 +261,14 @@ def test_a_file_on_paper(files: dict[str, Path], read: Callable, kind: str):
 
 
 # catches: pale ink, a table without headers, a field without a label, a page that is wider than a
-# narrow window
-@ONE_OF_EACH
-def test_axe_finds_nothing_serious_in_a_file(
-    files: dict[str, Path], read: Callable, axe: str, kind: str
-):
+# narrow window, scores of a report out of sight on a phone; a control that is dead, nameless, or for
+# the mouse alone; an error on the way (`read` hears it)
+@pytest.mark.parametrize("kind", ["rollout", "run", "demo"])
+def test_a_file_is_sound(files: dict[str, Path], read: Callable, axe: str, kind: str):
     file = read(files[kind])
-    for fold in file.page.locator("details > summary").all():
+    assert not (told := nameless([file.body]) + file.body.beyond_tab()), told
+    folds = file.page.locator("details > summary").all()
+    for fold in folds:
         fold.click()
     file.press("w", "t")  # what-if, then the table, opened as well
     for scheme, dark in (("light", False), ("dark", True)):
@@ -323,25 +277,17 @@ def test_axe_finds_nothing_serious_in_a_file(
         assert dark == all(int(x) < 64 for x in re.findall(r"\d+", ground)[:3]), ground
         file.examine(axe)
         assert not (told := violations([file.body]) + file.too_wide()), (scheme, told)
-
-
-# catches: a column of gold points or of scores, of which title and legend speak, that a phone does
-# not show; numbers of a table on another edge than their head's
-def test_numbers_of_a_report_are_in_sight_on_a_phone(files: dict[str, Path], read: Callable):
-    file = read(files["demo"])
     file.page.set_viewport_size(dict(width=400, height=800))
-    for name in ("Gold", "Score"):
-        heads = file.page.get_by_role("columnheader", name=name, exact=True)
-        boxes = [head.bounding_box() for head in heads.all()]
-        assert boxes and all(box and box["x"] + box["width"] <= 400 for box in boxes), name
-    around = file.page.locator(".post .wide").evaluate_all(
+    cards = file.page.locator(".post .wide").evaluate_all(
         "all => all.map(e => e.scrollWidth - e.clientWidth)"
     )
-    assert around and max(around) <= 0
-    left = file.page.locator("tbody td").evaluate_all("""all => all.filter(e =>
-        /^[+−]?\\d[\\d.,]*( (%|s|min \\d+ s))?$/.test(e.textContent.trim()) && !e.closest('[aria-label^=As]')
-        && getComputedStyle(e).textAlign !== 'right').map(e => e.textContent)""")
-    assert not left
+    assert bool(cards) == (kind == "demo") and max(cards, default=0) <= 0
+    file.page.set_viewport_size(dict(width=WIDE, height=1000))
+    for fold in folds:
+        fold.click()
+    file.press("t")
+    assert len(file.body.controls()) > 2
+    assert not (told := file.body.dead()), told
 
 
 # catches: an arrow that turns episodes that nobody sees, and leaves the result where it is; a link
@@ -362,13 +308,9 @@ def test_the_result_of_a_demo_stands_above_its_episodes(files: dict[str, Path], 
     file.page.reload()
     file.page.wait_for_selector("#app:not([hidden])")
     assert abs(top() - before) < 50 and file.episode() == at  # an arrow's scrolling may go on
-    file.page.goto("about:blank")
-    file.page.goto(f"{file.url}#s1")
-    file.page.wait_for_selector("#app:not([hidden])")
+    file.go("#s1")
     expect(results).to_be_in_viewport()
-    file.page.goto("about:blank")
-    file.page.goto(f"{file.url}#update=2&episode=3")
-    file.page.wait_for_selector("#app:not([hidden])")
+    file.go("#update=2&episode=3")
     expect(episodes).to_be_in_viewport()
     assert (file.update(), file.episode()) == (2, 3)
     file.press("n")
@@ -407,7 +349,7 @@ def test_episodes_by_keyboard(files: dict[str, Path], read: Callable):
 
 # catches: a digit that chooses the neighbour, a button that changes its look and not the numbers, a
 # strip of the signal that is behind the text, one that cannot be taken away, the largest of an
-# answer for that of the update, one that loses its sign, or whose number gives way to a still pointer
+# answer for that of the update, one that loses its sign
 def test_signals_by_keyboard(files: dict[str, Path], read: Callable):
     file, r = read(files["rollout"]), rollout(64, 53)
     names = file.signals()
@@ -416,11 +358,7 @@ def test_signals_by_keyboard(files: dict[str, Path], read: Callable):
         token.get_attribute("data-number") for token in file.page.locator(".text .token").all()
     ]
     for name in ("values", "returns", "kl", "rewards"):
-        if name == "rewards":
-            file.reach(f"{names.index(name) + 1} reward paid")
-            file.press("Space")
-        else:
-            file.press(str(names.index(name) + 1))
+        file.press(str(names.index(name) + 1))
         pressed = file.page.locator(".signals [aria-pressed=true]").get_attribute("title")
         assert pressed == name
         for told, x in zip(numbers(), getattr(r, name)[0].tolist(), strict=True):
@@ -443,13 +381,6 @@ def test_signals_by_keyboard(files: dict[str, Path], read: Callable):
     place = int(r.kl.abs().argmax())
     assert file.episode() == place // 53
     assert file.text(".bubble").startswith(f"w{place // 53}.{place % 53} token")
-    file.press("n")  # and under a pointer that stands on a token, whichever comes to lie there
-    file.page.locator(".text .token").nth(20).hover()
-    file.press("L")
-    file.page.wait_for_timeout(300)
-    assert file.text(".bubble").startswith(f"w{place // 53}.{place % 53} token")
-    file.page.locator(".text .token").nth(2).hover()
-    assert file.text(".bubble").startswith(f"w{place // 53}.2 token")
 
 
 # catches: a scale for each answer, one outlier that bleaches all else, a scale that nobody tells, a
@@ -535,13 +466,11 @@ def test_a_character_of_several_tokens_and_turns(tmp_path: Path, read: Callable)
     assert file.page.locator(".prompt details").text_content() == "As the model reads it<|im|>x"
 
 
-# catches: a token that the policy did not write in the colour of one that it did; a prompt's box
-# that ends within a line; tints that a printer leaves out
-def test_masked_tokens_and_a_long_prompt(tmp_path: Path, read: Callable):
-    said = lambda count: dict(role="user", content="word " * count)
+# catches: a token that the policy did not write in the colour of one that it did, or taken for the
+# largest of an answer
+def test_masked_tokens(tmp_path: Path, read: Callable):
     row = dict(tokens=["a ", "<tool>", " b"], token_mask=[1, 0, 1], logprobs=[-1.0, -9.0, -2.0])
-    rows = [row | dict(prompt=[said(1)] * turns + [said(200)]) for turns in range(4)]
-    file = read(view(rows).save_html(tmp_path / "one.html"))
+    file = read(view([row | dict(prompt="p")]).save_html(tmp_path / "one.html"))
     tokens = file.page.locator(".text .token")
     assert tokens.evaluate_all("all => all.map(e => e.classList.contains('masked'))") == [0, 1, 0]
     grounds = tokens.evaluate_all("all => all.map(e => getComputedStyle(e).backgroundColor)")
@@ -549,20 +478,6 @@ def test_masked_tokens_and_a_long_prompt(tmp_path: Path, read: Callable):
     assert "Grey: masked" in file.text(".head > .legend")
     file.press("l")
     assert file.text(".bubble").startswith("b token 3")
-    file.press("L")  # the masked token's log-prob is the lowest
-    assert file.text(".bubble").startswith("b token 3")
-    for name in (".text .token", ".scale", ".rows b", ".map i"):
-        ink = file.page.locator(name).first.evaluate("e => getComputedStyle(e).printColorAdjust")
-        assert ink == "exact", name
-    for _ in rows:
-        lines, cut = file.page.locator(".prompt").evaluate("""box => {
-            const end = box.getBoundingClientRect().bottom, range = document.createRange();
-            range.selectNodeContents(box);
-            const lines = [...range.getClientRects()].filter(r => r.height < 22);
-            return [lines.filter(r => r.top < end).length,
-                    lines.filter(r => r.top < end - 1 && r.bottom > end + 1).length]; }""")
-        assert lines and not cut
-        file.press("n")
 
 
 SCRIPTS = [
@@ -622,94 +537,39 @@ def test_every_character_of_an_answer_is_there_in_reading_order(tmp_path: Path, 
 
 
 # catches: a list sorted as text, an order that does not turn round, a place in the middle of the
-# new list
-def test_sorting_by_keyboard(files: dict[str, Path], read: Callable):
+# new list; a search that looks at the prompt or at the answer alone, that minds capitals, or takes
+# the text for a pattern; a filter that forgets the search; keys that move while one types
+def test_sorting_and_finding_by_keyboard(files: dict[str, Path], read: Callable):
     file, r = read(files["rollout"]), rollout(64, 53)
     order = r.scores.argsort().tolist()
+    sort, only = file.page.get_by_label("Sort by"), file.page.get_by_label("Only")
     file.press("n", "n")
-    file.page.get_by_label("Sort by").select_option("score")
+    sort.select_option("score")
     assert file.listed() == order and file.episode() == order[0]
     file.reach("ascending")
     file.press("Enter")
     assert file.listed() == order[::-1] and file.episode() == order[-1]
-    file.page.get_by_label("Sort by").select_option("tokens")
+    sort.select_option("tokens")
     lengths = [int(r.mask[i].sum()) for i in file.listed()]
     assert lengths == sorted(lengths, reverse=True)
-
-
-# catches: a search that looks at the prompt or at the answer alone, that minds capitals, or takes
-# the text for a pattern; a filter that forgets the search; keys that move while one types; a
-# filter that wipes the choice of signals
-def test_finding_and_filtering_by_keyboard(files: dict[str, Path], read: Callable):
-    file = read(files["rollout"])
+    sort.select_option("episode")
     file.press("/")
-    for text, count in (
-        ("WORD3", 13),
-        ("w63.4", 1),
-        ("ref 12", 1),
-        ("(", 0),
-        ("no such text", 0),
-        ("", 64),
-    ):
+    found = {"WORD3": 13, "w63.4": 1, "ref 12": 1, "(": 0, "no such text": 0, "": 64, "word3": 13}
+    for text, count in found.items():
         file.press("Control+A", "Delete")
         file.page.keyboard.type(text)
         assert len(file.listed()) == count, text
         assert ("No episode is left" in file.text(".page > .facts")) == (count == 0)
-    file.page.keyboard.type("word3")
-    file.page.get_by_label("Only").select_option("cut off")
-    assert len(file.listed()) == 7 and file.episode() == 3
-    assert len(file.signals()) == 11  # as without a search
-    file.press("Escape", "n")
-    assert file.episode() == 13
-    file.page.get_by_label("Only").select_option("score above")
+    only.select_option("score above")
     file.page.get_by_label("above", exact=True).fill("0.5")
-    scores = rollout(64, 53).scores
-    wanted = [i for i in range(64) if i % 5 == 3 and scores[i] > 0.5]
+    wanted = [i for i in range(63, -1, -1) if i % 5 == 3 and r.scores[i] > 0.5]
     assert file.listed() == wanted
-
-
-# catches: an update that one cannot come to, or come back from; the first update shown where the
-# last was meant; a ring that stays where it was
-def test_updates_by_keyboard(files: dict[str, Path], read: Callable):
-    file = read(files["run"])
-    rings = lambda: {
-        float(ring.get_attribute("cx")) for ring in file.page.locator(".curves .ring0").all()
-    }
-    assert file.update() == 3 and rings() == {216}
-    for key, wanted in ((",", 2), (".", 3), (".", 0), (",", 3), (",", 2)):
-        file.press(key)
-        file.wait(f"Update {wanted},")
-        assert sorted(rings()) == pytest.approx([4 + 212 * wanted / 3], abs=0.01)
-    file.page.get_by_role("combobox", name="Update").select_option("1")
-    assert file.update() == 1
-    file.press("n")
-    assert file.episode() == 1
-    box = file.page.locator(".curves svg").first.bounding_box()
-    file.page.mouse.move(box["x"] + 2, box["y"] + 20)
-    assert "at update 0" in file.text(".curves figure >> nth=0")  # before it is gone to
-    file.page.mouse.click(box["x"] + 2, box["y"] + 20)
-    assert file.update() == 0 and rings() == {4}
-
-
-# catches: an address that forgets the episode, the update or the signal; one that is not heard
-def test_the_address_holds_the_place(files: dict[str, Path], read: Callable):
-    file = read(files["run"])
-    file.press(",", "n", "n", "2")
-    file.wait("Update 2, episode 2")
-    signal = file.text(".signals [aria-pressed=true]")
-    file.page.wait_for_url("**#update=2&episode=2&*")  # it is written after the drawing
-    address, facts = file.page.url, file.text(".page > .facts")
-    file.page.goto("about:blank")
-    file.page.goto(address)
-    file.page.wait_for_selector("#app:not([hidden])")
-    assert file.text(".page > .facts") == facts and "Update 2, episode 2" in facts
-    assert file.text(".signals [aria-pressed=true]") == signal
-    file.page.evaluate("location.hash = '#update=0&episode=4'")
-    file.wait("Update 0, episode 4")
-    file.page.evaluate(
-        "location.hash = '#update=99&episode=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&signal=%3Cb%3E'"
-    )
-    assert file.update() == 0 and file.episode() == 4
+    only.select_option("cut off")
+    rows = file.listed()
+    assert len(rows) == 7 and len(file.signals()) == 11
+    place = rows.index(file.episode())
+    file.press("Escape", "n")
+    assert file.episode() == rows[(place + 1) % 7]
 
 
 # catches: a table that is closed again by the next step, a table of another episode, a token in a
@@ -765,15 +625,10 @@ def test_a_long_answer(tmp_path: Path, read: Callable):
     assert marks.evaluate_all(full) == 3
     marks.last.click()
     assert file.page.evaluate(token) >= int(r.mask[0].sum()) - 3
-    file.press("x")
-    shown = "e => getComputedStyle(e).backgroundColor + getComputedStyle(e.querySelector('i') ?? e, '::before').content"
-    assert file.page.locator(".text .token").nth(9).evaluate(shown) == "rgba(0, 0, 0, 0)none"
     file.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     file.page.get_by_role("button", name="Copy").click()
     file.page.get_by_role("button", name="Copied").wait_for()
     assert file.page.evaluate("navigator.clipboard.readText()") + "<eos>" == texts[0]
-    file.page.set_viewport_size(dict(width=420, height=900))
-    assert not (told := file.too_wide()), told
 
 
 # catches: other settings that are not computed, or with those of the run; a what-if that forgets
@@ -843,8 +698,9 @@ def test_answers_to_the_same_prompt(tmp_path: Path, read: Callable):
     file.wait("Update 0, episode 0")
 
 
-# catches: a wrong word in the colour of a right one, a fact that is left out and not named
-def test_facts_are_coloured_where_the_judge_knows_them(tmp_path: Path, read: Callable):
+# catches: a wrong word in the colour of a right one, a fact that is left out and not named, or whose
+# ink is pale
+def test_facts_are_coloured_where_the_judge_knows_them(tmp_path: Path, read: Callable, axe: str):
     post = POST
     words = "my boss sold my lamp because they were bored".split()
     r = rollout(1, len(words), prompts=[post], responses=[" ".join(words)], tokens=[words])
@@ -857,6 +713,10 @@ def test_facts_are_coloured_where_the_judge_knows_them(tmp_path: Path, read: Cal
     in_prompt = lambda kind: file.page.locator(f".prompt mark.{kind}").all_inner_texts()
     assert in_prompt("covered") == ["boss", "sold", "bored"]
     assert in_prompt("missing") == ["tent", "monday", "sad", "sue"]
+    for scheme in ("light", "dark"):
+        file.page.emulate_media(color_scheme=scheme)
+        file.examine(axe)
+        assert not (told := violations([file.body])), told
     plain = read(view(rollout(2, 3)).save_html(tmp_path / "plain.html"))
     assert not plain.page.locator("mark").count()
     run = run_of(tmp_path / "run", 1, lambda u: r.with_(info=dict(update=u)))
@@ -873,28 +733,8 @@ def test_facts_are_coloured_where_the_judge_knows_them(tmp_path: Path, read: Cal
     assert "<i>my boss✓</i> sold✓ my lamp✗." in file.text(".panel")
 
 
-# catches: a suspect whose button leads elsewhere, a heading without suspects
-def test_suspects_lead_to_their_place(tmp_path: Path, read: Callable):
-    def odd(u: int) -> Rollout:
-        r = rollout(12, 8, seed=u, update=u)
-        if u != 1:
-            return r
-        scores, kl = r.scores.clone(), r.kl.clone()
-        scores[7], kl[7] = 9.0, 50.0
-        return r.with_(scores=scores, kl=kl)
-
-    file = read(browse(run_of(tmp_path / "run", 3, odd)).save_html(tmp_path / "run.html"))
-    file.page.locator(".suspects summary").click()
-    file.page.get_by_label("Find").fill("word1")
-    first = file.page.locator(".suspects button", has_text="Update 1, episode 7").first
-    first.click()
-    file.wait("Update 1, episode 7")
-    assert len(file.listed()) == 12
-    calm = read(view(rollout(2, 3)).save_html(tmp_path / "calm.html"))
-    assert not calm.page.locator(".suspects").count()
-
-
-# catches: a page that opens at an episode which nobody need look at, log-probs that two programs see
+# catches: a page that opens at an episode which nobody need look at, a suspect whose button leads
+# elsewhere, or nowhere under a filter, a heading without suspects; log-probs that two programs see
 # differently without a word, a KL below zero that raises no alarm
 def test_the_page_opens_at_what_deserves_a_look(tmp_path: Path, read: Callable):
     def planted(u: int) -> Rollout:
@@ -917,6 +757,15 @@ def test_the_page_opens_at_what_deserves_a_look(tmp_path: Path, read: Callable):
     file.press(str(file.signals().index("sampler - trainer") + 1), "l")
     assert file.text(".bubble").startswith("w4.3 token 4:")
     assert "sampler less trainer" in file.text(".signals [aria-pressed=true]")
+    file.page.locator(".suspects summary").click()
+    file.page.get_by_label("Find").fill("word1")
+    file.press("Escape", ",")
+    file.wait("Update 0,")
+    file.page.locator(".suspects button", has_text="Update 1, episode 4").first.click()
+    file.wait("Update 1, episode 4")
+    assert len(file.listed()) == 6
+    calm = read(view(rollout(2, 3)).save_html(tmp_path / "calm.html"))
+    assert not calm.page.locator(".suspects").count()
 
 
 # catches: a group of another prompt, a spread over all episodes, equal scores that are not marked or
@@ -1068,74 +917,6 @@ def test_the_focus_is_not_lost(files: dict[str, Path], read: Callable, live: boo
     file.wait("Update 0, episode 4")
     file.press("n")
     assert file.episode() == 5
-    file.page.set_viewport_size(dict(width=400, height=800))  # where the list is folded away
-    file.page.locator(".side > summary").click()
-    card.focus()
-    file.press("Enter")
-    file.wait("Update 1, episode 5")
-    file.press("p")
-    assert file.episode() == 4
-
-
-# catches: a filter that turns a link, or a card, into one to another episode; a link to what the
-# file has not that leads elsewhere without a word; a link without a tint that comes back with one
-def test_a_link_leads_to_its_episode_or_says_why_not(files: dict[str, Path], read: Callable):
-    file = read(files["run"])
-    said = file.page.locator(".bar .count")
-    to = lambda place: file.page.evaluate("place => { location.hash = place; }", place)
-    find = file.page.get_by_label("Find")
-    find.fill("post 3")
-    assert file.episode() == 3
-    to("#update=1&episode=2")
-    file.wait("Update 1, episode 2")
-    assert find.input_value() == "" and len(file.listed()) == 6
-    scores = [rollout(6, 8, seed=u, update=u).scores for u in (0, 1)]
-    low = int((scores[1] - scores[0]).argmax())  # the filter leaves it in update 1 alone
-    to(f"#update=1&episode={low}")
-    file.wait(f"Update 1, episode {low} ")
-    file.page.get_by_label("Only").select_option("score above")
-    between = ((scores[0] + scores[1])[low] / 2).item()
-    file.page.get_by_label("above", exact=True).fill(f"{between:.3f}")
-    file.page.locator(".rows").focus()
-    file.press("g")
-    file.page.locator(".card button", has_text="update 0,").click()
-    file.wait(f"Update 0, episode {low} ")
-    assert len(file.listed()) == 6
-    file.page.get_by_label("Only").select_option("score above")
-    file.page.get_by_label("above", exact=True).fill("99")
-    to(f"#update=1&episode={low}")
-    file.wait(f"Update 1, episode {low} ")
-    place = f"Update 1, episode {low} "
-    for hash, wanted, where in (
-        ("#update=5&episode=3", "Update 5 is not in this file.", place),
-        ("#update=1&episode=500", "Episode 500 is not in update 1 of this file.", place),
-        ("#update=2&episode=500", "Episode 500 is not in update 2 of this file.", "Update 2, ep"),
-        ("#update=%3Cb%3E", "The update of this address is not in this file.", "Update 2, ep"),
-    ):
-        to(hash)
-        expect(said).to_have_text(wanted)
-        assert file.text(".page > .facts").startswith(where)
-    file.page.locator(".rows").focus()
-    file.press("n")
-    expect(said).to_have_text("")
-    pressed = file.page.locator(".signals [aria-pressed=true]")
-    pressed.click()
-    assert not pressed.count()
-    expect(file.page).to_have_url(re.compile("signal=$"))
-    for start, wanted in (
-        (file.page.url, ""),
-        (f"{file.url}#update=9&episode=2", "Update 9 is not in this file."),
-    ):
-        file.page.goto("about:blank")
-        file.page.goto(start)
-        file.page.wait_for_selector("#app:not([hidden])")
-        expect(said).to_have_text(wanted)
-        assert pressed.count() == bool(wanted)
-    assert file.update() == 3 and file.episode() == 0
-    alone = read(files["rollout"])
-    alone.page.evaluate("location.hash = '#episode=64'")
-    expect(alone.page.locator(".bar .count")).to_contain_text("Episode 64 is not in")
-    expect(alone.page.locator(".bar .count")).to_be_visible()
 
 
 # catches: a curve with a point before the first update that has an axis of its own, few measurements
@@ -1157,12 +938,11 @@ def test_all_curves_have_one_axis(tmp_path: Path, read: Callable):
         file.page.get_by_role("combobox", name="Update").select_option(str(update))
         file.wait(f"Update {update},")
         assert gold() == f"{told} 20 % → 40 %" and rings() == pytest.approx(
-            [4 + 212 * update / 3] * 4, abs=0.01
+            [4 + 212 * update / 3] * 5, abs=0.01
         )
 
 
-# catches: lines of two runs of which nothing says which is whose, or their colour alone; a caption
-# that is cut where the window is narrow; the other run's line drawn as the first one's
+# catches: lines of two runs of which nothing says which is whose, or their colour alone; the other run's line drawn as the first one's
 def test_two_runs_are_told_apart(tmp_path: Path, read: Callable):
     runs = [
         run_of(tmp_path / name, 3, lambda u, s=s: rollout(6, 8, seed=u + s, update=u))
@@ -1181,10 +961,6 @@ def test_two_runs_are_told_apart(tmp_path: Path, read: Callable):
     alone = file.page.locator(".curves figure", has_text="gold wins")
     assert runs[1].name in alone.inner_text() and alone.locator(".line1, .ring1").count() == 2
     assert not alone.locator(".line0, .ring0").count()
-    file.page.set_viewport_size(dict(width=400, height=900))
-    for caption in file.page.locator("figcaption, figcaption *").all():
-        assert caption.evaluate("e => e.scrollWidth <= e.clientWidth || !e.clientWidth")
-        assert caption.evaluate("e => getComputedStyle(e).whiteSpace") == "normal"
 
 
 # catches: texts from outside that are taken for names which every object has
@@ -1230,16 +1006,7 @@ def test_rounded_numbers_tell_the_exact_ones(tmp_path: Path, read: Callable):
     facts = exact(".page > .facts")
     assert len(facts) == 2 and facts[0][1] == number(r.scores[0])
     assert float(facts[1][1].replace("−", "-")) == pytest.approx(r.kl[0].sum().item(), abs=1e-5)
-    file.press("g")
-    file.page.wait_for_selector(".card")
-    assert exact(".card.this .facts") == facts
-    file.press("w")
-    file.page.locator(".panel [data-setting=kl_coef]").fill("0.3")
-    after = what_if(r, Objective(kl_coef=0.3))
-    titles = [float(title.replace("−", "-")) for _, title in exact(".panel .answer")]
-    wanted = [r.scores[0], after.scores[0], r.rewards[0].sum(), after.rewards[0].sum()]
-    assert titles == pytest.approx([x.item() for x in wanted], abs=1e-5)
-    file.press("Escape", ",")
+    file.press(",")
     file.wait("Update 0,")
     assert told()[0] == "clipped 0 % 0 % → ≈0 %"
 
@@ -1301,10 +1068,8 @@ def test_a_file_of_another_trainer_without_signals(tmp_path: Path, read: Callabl
 
 
 LIVE = """
-import torch
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.ui.viewer import browse
-from rlhf_nb.ui.viewer import view
+from rlhf_nb.ui.viewer import browse, view
 view(Rollout.load({path!r}))
 """
 
@@ -1320,17 +1085,11 @@ def live(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Noteboo
         f"browse({str(bad)!r})",
         f"browse({str(good)!r})",
     ]
-    nbformat.write(
-        nbformat.v4.new_notebook(
-            cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata=KERNEL
-        ),
-        lab.folder / "live.ipynb",
-    )
-    page = lab.notebook("live.ipynb")
+    page = lab.notebook("live.ipynb", *cells)
     page.dialogs = []
     page.page.on("dialog", lambda dialog: (page.dialogs.append(dialog.message), dialog.dismiss()))
     yield page
-    page.close()
+    lab.close("live.ipynb")
 
 
 # catches: the same in the live viewer and in the live browser, where ipywidgets and Lab read the
@@ -1349,13 +1108,8 @@ def test_hostile_text_in_jupyterlab(live: Notebook, axe: str):
             widget.root.query_selector(".rows").focus()
             page.page.keyboard.press("n")
             page.settle()
-        assert (
-            SCRIPT in seen
-            and "a" * 10_000 in seen.replace("\n", "")
-            and "⟨U+202E⟩" in seen
-            and "\ufffd" in seen
-            and "\u202e" not in seen
-        )
+        assert SCRIPT in seen and "a" * 10_000 in seen.replace("\n", "") and "⟨U+202E⟩" in seen
+        assert "\ufffd" in seen and "\u202e" not in seen
         assert not widget.root.query_selector_all("script, .reader img")
     page.examine(axe)
     told = violations(found) + page.wire.faults() + page.console + page.strangers
@@ -1363,8 +1117,7 @@ def test_hostile_text_in_jupyterlab(live: Notebook, axe: str):
 
 
 # catches: a widget that does not ask the kernel for another update, a place that Python does not
-# hear of or cannot set, keys that JupyterLab takes for itself, a button that loses the focus,
-# words that Lab's own style breaks in the middle
+# hear of or cannot set, keys that JupyterLab takes for itself, a button that loses the focus
 def test_the_live_reader_is_the_saved_one(live: Notebook):
     page, reader = live.page, live.page.locator(".reader").last
     live.widen(WIDE, 1000)
@@ -1386,13 +1139,6 @@ def test_the_live_reader_is_the_saved_one(live: Notebook):
         expect(told).to_contain_text(said)
         expect(kept).to_be_focused()
         expect(facts).to_contain_text("Update 1, episode 1")
-    reader.locator(".rows").press("?")
-    words = reader.locator(".panel dt")
-    line = words.filter(has_text="/").first.bounding_box()
-    assert line and words.count() > 10
-    for word in words.all():  # as high as one of a single letter: none is broken
-        box = word.bounding_box()
-        assert box and box["height"] < 1.5 * line["height"], word.inner_text()
 
 
 # ---- What the notebooks keep ----
@@ -1431,6 +1177,41 @@ def test_kept_outputs(tmp_path: Path, fresh: Callable[..., Page], axe: str):
     assert looked_at > len(NOTEBOOKS) / 2
 
 
+# Texts that stick out of their box, or of the sheet, or are as pale or as dark as their box.
+MISPLACED = """svg => [...svg.querySelectorAll('text')].filter(e => e.getClientRects().length).flatMap(e => {
+  const home = e.parentNode.querySelector(':scope > rect') ?? svg, a = e.getBoundingClientRect(), b = home.getBoundingClientRect();
+  const light = e => getComputedStyle(e).fill.match(/[0-9.]+/g).slice(0, 3).reduce((sum, x) => sum + Number(x), 0) / 765;
+  return a.left < b.left || a.right > b.right || home !== svg && Math.abs(light(e) - light(home)) < 0.4 ? [e.textContent] : []; })"""
+
+
+# catches: a label that has grown out of its box, on a wide or on a narrow screen; a picture that is
+# dark on dark in a dark theme
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_loop_fits_and_reads(tmp_path: Path, read: Callable, scheme: str):
+    path = tmp_path / "loop.html"
+    shown = [loop_picture(), *(loop_picture(step.name) for step in STEPS)]
+    path.write_text(KEPT.format("".join(shown)), encoding="utf-8")
+    file = read(path)
+    file.page.emulate_media(color_scheme=scheme)
+    for width in (WIDE, 400):
+        file.page.set_viewport_size(dict(width=width, height=900))
+        for svg in file.page.locator("svg").all():
+            assert not (told := svg.evaluate(MISPLACED)), told
+
+
+# catches: a tint of tokens on which the ink of a light or a dark page is pale
+def test_ink_on_full_colour_can_be_read(tmp_path: Path, read: Callable, axe: str):
+    tokens, numbers = ["up", "down", "none"], [1.0, -1.0, 0.0]
+    markup = token_strip(tokens, numbers) + signal_table(tokens, x=torch.tensor(numbers))
+    path, shown = tmp_path / "strips.html", ""
+    for ink, paper in (("#16191d", "#fff"), ("#cfd0d0", "#131416"), ("#e0e0e0", "#111")):
+        shown += f"<div style='color:{ink};background:{paper}'>{markup}</div>"
+    path.write_text(KEPT.format(shown), encoding="utf-8")
+    file = read(path)
+    file.examine(axe)
+    assert not (told := violations([file.body])), told
+
+
 # ---- The tests of the files, put to the test ----
 
 BAD = {  # what is wrong with a file, and a part of what is said of it
@@ -1450,6 +1231,18 @@ BAD = {  # what is wrong with a file, and a part of what is said of it
     "asks": ("<script>alert(1)</script>", "a dialog: 1"),
     "is wide": (f"<p>{'a' * 10_000}</p>", "px where there are"),
     "is dead": ("<button>press</button>", 'button "press" by keyboard: nothing happens'),
+    "is deaf": (
+        "<label>row <input type=range></label>",
+        'range "row" by mouse: it moves, and nothing else changes',
+    ),
+    "has no label": ("<input aria-label='x'>", "no visible description"),
+    "is an icon alone": ("<button>\ue000</button>", "no accessible name (role button)"),
+    "is out of reach": ("<button tabindex=-1>press</button>", "not reached by Tab"),
+    "is cut": (
+        "<button style='width:30px;overflow:hidden;text-overflow:ellipsis'>a long name</button>",
+        "three dots at the end of: a long name",
+    ),
+    "is white on white": ("<p style='color:#fff;background:#fff'>white</p>", "color-contrast"),
     "is pale": ("<p style='color:#bbb'>pale</p>", "color-contrast"),
 }
 
@@ -1458,12 +1251,10 @@ BAD = {  # what is wrong with a file, and a part of what is said of it
 def test_bad_files_are_found(fresh: Callable[..., Page], axe: str, tmp_path: Path):
     path, file, unseen = tmp_path / "bad.html", File(fresh()), {}
     for fault, (markup, wanted) in BAD.items():
-        path.write_text(
-            '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>bad</title></head>'
-            f"<body><main><p>text</p>{markup}</main></body></html>"
-        )
+        path.write_text(KEPT.format(f"<p>text</p>{markup}"))
         file.open(path).examine(axe)
-        told = file.body.dead() + violations([file.body]) + file.too_wide() + file.said()
+        told = nameless([file.body]) + file.body.beyond_tab() + misfits([file.body], NARROW)
+        told += file.body.dead() + violations([file.body]) + file.too_wide() + file.said()
         if not any(wanted in one for one in told):
             unseen[fault] = told
     assert not unseen
