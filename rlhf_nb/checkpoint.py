@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .base.markdown import inline, on_hub, two_columns
+from .base.opened import unwrap
 from .base.sharding import load_full
-from .models import inside
 
 # %% auto #0
 __all__ = ['PARTIAL', 'MANIFEST', 'staged', 'seal', 'verify', 'save_policy', 'model_card', 'save_weights', 'load_weights']
@@ -141,7 +141,7 @@ def save_policy(
     stop_ids: Sequence[int] = (),  # tokens that ended a response; none: the tokenizer's EOS
 ) -> None:
     "Policy, tokenizer, generation config and card, for `AutoModelForCausalLM.from_pretrained`."
-    model = inside(policy)  # an adapter's folder gets a generation config too
+    model = unwrap(policy)  # an adapter's folder gets a generation config too
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
             f"policy is a {type(policy).__name__}: give a transformers model, or a PEFT model "

@@ -19,10 +19,11 @@ from rlhf_nb.base.opened import (
     masks_left_padding,
     reads_end_to_end,
     separable_model,
+    unwrap,
 )
 from .base.sharding import name_layers
 from .fast_logprobs import response_logprobs
-from .models import inside, response_values
+from .models import response_values
 from .packing import pack
 from .rollout import Rollout
 
@@ -36,12 +37,12 @@ class ValueHead(nn.Module):
 
     def __init__(self, policy: nn.Module):
         super().__init__()
-        if body_of(inside(policy)) is None:
+        if body_of(policy) is None:
             raise ValueError(
-                f"{type(inside(policy)).__name__} does not name a body that a value head could "
+                f"{type(unwrap(policy)).__name__} does not name a body that a value head could "
                 "read: leave share_value_trunk out."
             )
-        config, weight = inside(policy).config.get_text_config(), next(policy.parameters())
+        config, weight = unwrap(policy).config.get_text_config(), next(policy.parameters())
         self.score = nn.Linear(config.hidden_size, 1, bias=False, device=weight.device)
         nn.init.zeros_(self.score.weight)
 
@@ -54,7 +55,7 @@ class ValueHead(nn.Module):
 def hidden_states(policy: Any) -> Iterator[list[Tensor]]:
     "Inside, the list collects the last hidden states of every call of the policy's body."
     captured: list[Tensor] = []
-    body = inside(policy).get_decoder()
+    body = unwrap(policy).get_decoder()
     handle = body.register_forward_hook(
         lambda body, args, out: captured.append(out.last_hidden_state)
     )
@@ -104,7 +105,7 @@ class PolicyAndValue(nn.Module):
         with hidden_states(self.policy) as captured:
             logprobs, certainty = measure()
         hidden = captured[-1].detach() if detach else captured[-1]
-        end_to_end = align is not None and reads_end_to_end(inside(self.policy))
+        end_to_end = align is not None and reads_end_to_end(unwrap(self.policy))
         align = align or 0
         if separable_model(self.policy) is None:  # called whole, as in `response_logits`
             end_to_end, align = False, None if masks_left_padding(self.policy) else 0
@@ -115,7 +116,7 @@ class PolicyAndValue(nn.Module):
         "Values [B, T + 1] of a rollout; the last one of a row follows its last token."
         if not isinstance(self.value, ValueHead):
             return response_values(self.value, *r.sequences)
-        packed, body = pack(*r.sequences, align=0), inside(self.policy).get_decoder()
+        packed, body = pack(*r.sequences, align=0), unwrap(self.policy).get_decoder()
         hidden = body(**accepted(body.forward, packed.inputs)).last_hidden_state
         return self.value(hidden).flatten()[packed.places]
 

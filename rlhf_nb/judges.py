@@ -27,9 +27,10 @@ from transformers import (
 from .base.custom import linear_head
 from .base.encoding import Turns, encode, marked_pair, plain_ids, render, template_settings
 from .base.loading import reads_both_ways
+from .base.opened import unwrap
 from .forward import Forward
 from .masks import left_pad, right_pad
-from .models import inside, response_values
+from .models import response_values
 from .packing import on_tokens, score_sums
 from .reward_functions import Rewarder, Written, call_reward, rewarder_name
 from .rollout import Rollout
@@ -90,7 +91,7 @@ def _check_token_judge(
 ) -> Any:  # the same
     """Raises ValueError, with the model's name, on anything but a classifier of tokens with the
     labels of that level, which reads each token from those before it."""
-    inner, wanted = inside(model), _LABELS[level]
+    inner, wanted = unwrap(model), _LABELS[level]
     kind = type(inner).__name__
     name = getattr(model, "name_or_path", "") or kind
     if not any(x.__name__.endswith("ForTokenClassification") for x in type(inner).__mro__):
@@ -456,7 +457,7 @@ class Judges:
             split = answers.split_tokens(tokenizer)
 
         def score(model: PreTrainedModel) -> Tensor:
-            body = inside(model).base_model
+            body = unwrap(model).base_model
             with self.layout.in_step(body) if self.layout is not None else nullcontext():
                 if not answers.texts:
                     return torch.zeros(0)

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .base.opened import accepted, masks_left_padding, unwrapped
+from .base.opened import accepted, masks_left_padding, unwrap
 from .packing import pack
 
 # %% auto #0
@@ -67,7 +67,7 @@ def response_logits(
     mask: Tensor,  # [B, T] true on real tokens
 ) -> Tensor:  # [B, T, V] in the model's own precision; meaningless on padding
     "The logits that chose each response token, without temperature. Raises ValueError as `pack`."
-    forward = unwrapped(model).forward
+    forward = unwrap(model).forward
     rows, width = (prompt_ids, prompt_mask, response_ids, mask), response_ids.shape[1] + 1
     if not masks_left_padding(model):
         packed = pack(*rows, align=0)

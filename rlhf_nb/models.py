@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,23 +14,17 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from .base.custom import body_weights, linear_head
 from .base.last_layer import read_at
 from .base.loading import check_class
-from .base.opened import accepted, reads_end_to_end
+from .base.opened import accepted, reads_end_to_end, unwrap
 from .base.sharding import gathered, sharded_by_deepspeed
 from .packing import pack, position_ids
 
 # %% auto #0
-__all__ = ['inside', 'scorer_head', 'scorer_from', 'token_scores', 'sequence_scores', 'response_values', 'zero_head',
-           'copy_frozen']
+__all__ = ['scorer_head', 'scorer_from', 'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'copy_frozen']
 
 # %% ../nbs/course/04_models.ipynb #66ea387d
-def inside(model: Any) -> Any:
-    "The transformers model inside a PEFT wrapper, its adapters in place; any other model itself."
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def scorer_head(model: nn.Module) -> nn.Linear:
     "The layer that turns a hidden state into one number."
-    if (head := linear_head(inside(model))) is not None:
+    if (head := linear_head(model)) is not None:
         return head
     raise ValueError(
         f"{type(model).__name__} has no linear head named score or classifier: take a model that "
@@ -45,7 +38,7 @@ def scorer_from(
 ) -> PreTrainedModel:  # a sequence classifier with one label
     "The policy's body with a fresh head of one number, N(0, 1/sqrt(d + 1))."
     config = copy.deepcopy(policy.config)
-    check_class(config, AutoModelForSequenceClassification, type(inside(policy)).__name__)
+    check_class(config, AutoModelForSequenceClassification, type(unwrap(policy)).__name__)
     config.num_labels = 1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -57,8 +50,8 @@ def scorer_from(
             "under DeepSpeed ZeRO-3 a model's weights are sharded and cannot be copied: give the "
             "reward or value model by its name or folder, or launch with zero3_init_flag: false."
         )
-    model.base_model.load_state_dict(body_weights(inside(policy), model.base_model))
-    return model.to(inside(policy).device, inside(policy).dtype)
+    model.base_model.load_state_dict(body_weights(unwrap(policy), model.base_model))
+    return model.to(unwrap(policy).device, unwrap(policy).dtype)
 
 # %% ../nbs/course/04_models.ipynb #f5794e2f
 def _head_scores(
@@ -67,7 +60,7 @@ def _head_scores(
 ) -> Tensor:  # [...] float32
     """The head's number for each state, less the centre that training measured (0 without); of two
     labels, the probability of the second."""
-    center = getattr(inside(model).config, "reward_center", 0.0)
+    center = getattr(unwrap(model).config, "reward_center", 0.0)
     logits = scorer_head(model)(hidden).float()
     return logits.softmax(-1)[..., 1] if logits.shape[-1] == 2 else logits.squeeze(-1) - center
 
@@ -79,7 +72,7 @@ def token_scores(
 ) -> Tensor:  # [B, L] float32
     "The head's number at every token."
     real = attention_mask.bool()
-    body = inside(model).base_model
+    body = unwrap(model).base_model
     inputs = dict(
         input_ids=input_ids.masked_fill(~real, 0),
         attention_mask=real.long(),
@@ -99,7 +92,7 @@ def sequence_scores(
     columns = torch.arange(input_ids.shape[1], device=input_ids.device)
     last = (columns * attention_mask.long()).argmax(1)
     rows = torch.arange(len(last), device=last.device)
-    with read_at(inside(model).base_model, last + rows * len(columns)):
+    with read_at(unwrap(model).base_model, last + rows * len(columns)):
         return token_scores(model, input_ids, attention_mask)[rows, last]
 
 # %% ../nbs/course/04_models.ipynb #f2da6ea8
@@ -112,7 +105,7 @@ def response_values(
     align: int | None = None,  # of `pack`
 ) -> Tensor:  # [B, T + 1] float32, zero behind the last token's own
     "V before each response token, and once more after the last one."
-    body = inside(model).base_model
+    body = unwrap(model).base_model
     end_to_end = align is not None and reads_end_to_end(body)
     packed = pack(prompt_ids, prompt_mask, response_ids, mask, align or 0, end_to_end)
     read = torch.cat([mask.new_ones(len(mask), 1), mask], 1).bool()

@@ -33,7 +33,8 @@ from .base.fields import NotNegative, setting
 from .base.last_layer import read_at
 from .base.markdown import inline, on_hub, two_columns
 from .base.noise import check_steady, without_noise
-from .models import inside, token_scores
+from .base.opened import unwrap
+from .models import token_scores
 from .packing import position_ids
 from rlhf_nb.preferences import (
     bradley_terry_loss,
@@ -282,7 +283,7 @@ def reading_last(
     alone: bool = True,  # not split over several devices by torch's DataParallel
 ) -> Iterator[Tensor]:  # [B, L] the ids to give it
     "Inside, a classifier's own forward reads each row at its last real token, whatever its id."
-    inner, real = inside(model), attention_mask.bool()
+    inner, real = unwrap(model), attention_mask.bool()
     rows, columns = (torch.arange(n, device=real.device) for n in real.shape)
     last = (columns * real).argmax(1)
     ends, unused = input_ids[rows, last], torch.arange(len(rows) + 1, device=real.device)
@@ -497,7 +498,7 @@ class RewardTrainer(SealedTrainer):
     def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
         """With an adapter, writes the centre to a file: the folder has no model config to hold it.
         A pad token that is the stop token is left out of the config: see `reward_card`."""
-        config = inside(self.model).config.get_text_config()
+        config = unwrap(self.model).config.get_text_config()
         pad, config.pad_token_id = config.pad_token_id, distinct_pad_id(self.processing_class)
         super().write_model(folder, state)
         config.pad_token_id = pad

@@ -20,7 +20,7 @@ from rlhf_nb.base.opened import (
     embedding_rows,
     project,
     separable_model,
-    unwrapped,
+    unwrap,
     uses_cache,
 )
 from .masks import left_pad
@@ -94,7 +94,7 @@ class Writing:
         self.model, self.unread, self.mask = model, ids, mask.bool()
         self.places = position_ids(self.mask)
         self.cache: Any = DynamicCache(config=model.config) if cached else None
-        self.of_mamba = "cache_params" in inspect.signature(unwrapped(model).forward).parameters
+        self.of_mamba = "cache_params" in inspect.signature(unwrap(model).forward).parameters
 
     def logits(self) -> Tensor:  # [B, V]
         "Logits of the next token."
@@ -115,7 +115,7 @@ class Writing:
         nothing = self.mask[:, :0]
         packed = pack(self.unread, self.mask, nothing.long(), nothing, align=1)
         inner, last = separable_model(self.model), packed.places[:, 0]
-        body = unwrapped(self.model) if inner is None else inner.get_decoder()
+        body = unwrap(self.model) if inner is None else inner.get_decoder()
         inputs = accepted(body.forward, packed.inputs)
         if inner is None:
             return self.model(**inputs).logits.flatten(0, 1)[last]
@@ -144,7 +144,7 @@ def cache_gap(
 ) -> float:
     """How far logits of rows generated together are from those of each row alone, in standard
     deviations. The prompts have 1, up to 16, and 2 tokens, and the second row ends early."""
-    real, device = unwrapped(model), next(model.parameters()).device
+    real, device = unwrap(model), next(model.parameters()).device
     most = getattr(real.config.get_text_config(), "max_position_embeddings", None) or 64
     words = torch.arange(min(16 + STEPS, most), device=device) * 7 + 3
     ends = [1 + STEPS, len(words), 2 + STEPS]

@@ -44,12 +44,11 @@ from rlhf_nb.base.encoding import (
     strip_stop,
     template_settings,
 )
-from .base.fields import NotNegative, setting
+from .base.fields import Facts, NotNegative, setting
 from .base.last_layer import read_at
-from .base.opened import embedding_rows, reads_end_to_end
+from .base.opened import embedding_rows, reads_end_to_end, unwrap
 from .base.sharding import gathered
 from .masks import right_pad
-from .models import inside
 from .training.model_loading import add_adapter, fit_embeddings, load_policy
 from .training.prompts import rows_of
 from .training.sealed import SealedTrainer
@@ -300,7 +299,7 @@ class SFTConfig(SupervisedConfig):
     packing: bool = setting(
         False,
         "Lay the rows of a batch end to end instead of padding them; the loss is the same.",
-        "data names",
+        Facts("data", names=True),
     )
     learning_rate: NotNegative = setting(2e-5, "Peak learning rate.")
     dataset_text_field: str = setting("text", "The column of plain texts.", "data")
@@ -363,7 +362,7 @@ def tokenizer_of(model: PreTrainedModel | str, given: PreTrainedTokenizerBase | 
     """The tokenizer given, or the name that the model was loaded from. Raises ValueError where
     there is neither."""
     named = isinstance(model, (str, Path))
-    config = getattr(inside(model), "config", None)
+    config = getattr(unwrap(model), "config", None)
     name = str(model) if named else getattr(config, "name_or_path", None)
     if given is None and not name:
         raise ValueError(
@@ -487,7 +486,7 @@ class SFTTrainer(SealedTrainer):
         given: dict[str, Any] = dict(
             return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
         )
-        inner, labels = inside(self.model), inputs["labels"]
+        inner, labels = unwrap(self.model), inputs["labels"]
         other_loss = self.label_smoother is not None or self.compute_loss_func is not None
         takes = inspect.signature(inner.forward).parameters
         virtual = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)

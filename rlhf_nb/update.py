@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from .base.fields import Among, Count, NotNegative, Positive, Range, Share, setting
+from .base.fields import Among, Count, Facts, NotNegative, Positive, Range, Share, setting
 from .estimators import ESTIMATORS, Reduce
 from .losses import explained_variance, mismatch
 from .packing import last_token, on_tokens, score_sums
@@ -36,13 +36,13 @@ class Objective:
     non_eos_penalty: bool = setting(
         False,
         "Replace the score of such a response by penalty_reward_value instead.",
-        "rewards names",
+        Facts("rewards", names=True),
     )
     penalty_reward_value: float = setting(-1.0, "The score that non_eos_penalty gives.", "rewards")
     normalize_scores: bool = setting(
         False,
         "Scores less their running mean, over their running standard deviation.",
-        "rewards names",
+        Facts("rewards", names=True),
     )
     score_clip: Positive | None = setting(
         None, "Scores are clipped to -score_clip .. score_clip.", "rewards"
@@ -51,18 +51,20 @@ class Objective:
     # Rewards
     kl_coef: NotNegative = setting(0.05, "Weight of the KL penalty.", "rewards")
     kl_estimator: Literal["k1", "k2", "k3", "abs", "full"] = setting(
-        "k1", "k1, k2, k3, abs, or full: the exact sum over the vocabulary.", "rewards names"
+        "k1",
+        "k1, k2, k3, abs, or full: the exact sum over the vocabulary.",
+        Facts("rewards", names=True),
     )
     kl_in: Literal["reward", "loss"] = setting(
         "reward",
         "reward: each token is charged for its KL, detached; loss: kl_coef times the estimator is "
         "added to the policy's loss, with its gradient.",
-        "update names",
+        Facts("update", names=True),
     )
     kl_controller: Literal["fixed", "adaptive"] = setting(
         "fixed",
         "fixed, or adaptive: kl_coef moves so that the KL of a response comes to kl_target.",
-        "controller names",
+        Facts("controller", names=True),
     )
     kl_target: Positive = setting(
         6.0, "Nats per response that the adaptive controller aims at.", "controller"
@@ -74,10 +76,12 @@ class Objective:
         False,
         "After a response cut off by response_length comes the value model's estimate instead of "
         "0.",
-        "rewards names critic",
+        Facts("rewards", names=True, critic=True),
     )
     whiten_rewards: bool = setting(
-        False, "Rewards over their standard deviation; their mean stays.", "rewards names critic"
+        False,
+        "Rewards over their standard deviation; their mean stays.",
+        Facts("rewards", names=True, critic=True),
     )
 
     # Advantages
@@ -85,19 +89,19 @@ class Objective:
         "gae",
         "gae, with a value model; rloo, grpo or dr_grpo: against the other responses to the prompt "
         "(num_generations); reinforce_pp: rewards to go over the batch's mean and deviation.",
-        "rewards names",
+        Facts("rewards", names=True),
     )
     gamma: Share = setting(1.0, "Discount per token.", "rewards")
-    lam: Share = setting(0.95, "Lambda of GAE.", "rewards critic")
+    lam: Share = setting(0.95, "Lambda of GAE.", Facts("rewards", critic=True))
     lam_length_alpha: Positive | None = setting(
         None,
         "In place of lam: 1 - 1 / (lam_length_alpha * tokens) for each response, such as 0.05.",
-        "rewards critic",
+        Facts("rewards", critic=True),
     )
     lam_value: Share | None = setting(
         None,
         "Lambda of the value model's targets. None: that of GAE; 1: the rewards to go.",
-        "rewards critic",
+        Facts("rewards", critic=True),
     )
 
     # Losses
@@ -105,13 +109,13 @@ class Objective:
         "token",
         "sequence: one ratio for all tokens of a response, their geometric mean; it needs a far "
         "smaller cliprange, such as the 3e-4 of its paper.",
-        "update names",
+        Facts("update", names=True),
     )
     loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] = setting(
         "token_mean",
         "The policy's loss and a KL in it: mean over tokens; mean over responses of means over "
         "their tokens; or sum over tokens, divided by responses times response_length.",
-        "update names",
+        Facts("update", names=True),
     )
     cliprange: Positive = setting(
         0.2, "The ratio counts from 1 - cliprange to 1 + cliprange.", "update"
@@ -121,9 +125,9 @@ class Objective:
         None, "Above 1: bounds the loss of a token with negative advantage.", "update"
     )
     cliprange_value: NotNegative = setting(
-        0.2, "How far a value may move from the old one.", "update critic"
+        0.2, "How far a value may move from the old one.", Facts("update", critic=True)
     )
-    vf_coef: NotNegative = setting(0.1, "Weight of the value loss.", "update critic")
+    vf_coef: NotNegative = setting(0.1, "Weight of the value loss.", Facts("update", critic=True))
     entropy_coef: NotNegative = setting(0.0, "Weight of the entropy bonus.", "update")
     importance_sampling_correction: bool = setting(
         True,

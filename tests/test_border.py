@@ -34,6 +34,8 @@ from rlhf_nb.base.fields import (
     CONVERTED,
     INHERITED,
     Count,
+    Facts,
+    Setting,
     allowed,
     facts_of,
     hints_of,
@@ -177,25 +179,26 @@ def test_every_setting_says_what_it_is():
     inherited = {f.name for f in dataclasses.fields(TrainingArguments)}
     assert INHERITED.keys() == inherited
     for kind in (PPOConfig, SFTConfig, RewardConfig):
-        silent = [
-            f.name
-            for f in dataclasses.fields(kind)
-            if f.name not in inherited and not hasattr(f.metadata.get("help"), "facts")
-        ]
+        own = [f for f in dataclasses.fields(kind) if f.name not in inherited]
+        silent = [f.name for f in own if not isinstance(f, Setting)]
         assert not silent, f"give these of {kind.__name__} a phase: setting(default, help, facts)"
         refused = {name for names in REFUSED.values() for name in names.split()}
         assert refused == {*settings_that_say(kind, "refused")}
-    for text in ("rewards update", "names", "rewards name"):  # two phases, none, a word misspelt
-        with pytest.raises(ValueError, match="says '.*' of itself: give one of update, rewards"):
+    for text in ("rewards update", "names", "reward"):  # two phases, none, a word misspelt
+        with pytest.raises(ValueError, match="^no phase '.*': give one of update, rewards"):
             setting(1.0, "A help.", text)
 
     @dataclasses.dataclass
     class Mine(PPOConfig):
         own: int = 0
-        named: int = setting(0, "A help.", "judges names")
+        kl_coef: float = 0.1
+        named: int = setting(0, "A help.", Facts("judges", names=True))
 
     facts = facts_of(Mine)
-    assert facts["own"] == {"run"} and facts["named"] == {"judges", "names"}
+    assert facts["own"] == facts["kl_coef"] == Facts("run")
+    assert (
+        facts["named"].words == {"judges", "names"} and facts["lam"] == facts_of(PPOConfig)["lam"]
+    )
     assert settings_that_say(Mine, "names")[-1] == "named"
 
 

@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 import rlhf_nb.trainer
 from rlhf_nb.base import last_layer
 from rlhf_nb.base.lower_layers import frozen_layers, layers_of, lower_layers_once
-from rlhf_nb.base.opened import body_of, unwrapped
+from rlhf_nb.base.opened import body_of
 from rlhf_nb.packing import Packed, pack
 from rlhf_nb.training.model_loading import tiny_policy
 
@@ -55,7 +55,7 @@ def rows(*order: int) -> tuple[Packed, Tensor]:
 def outputs(model, *order: int) -> list[Tensor]:
     "States of real tokens, and gradients of a sum over them."
     packed, real = rows(*order)
-    body = body_of(unwrapped(model))
+    body = body_of(model)
     model.zero_grad()
     states = body(**packed.inputs).last_hidden_state[real]
     (states * torch.linspace(-1, 2, states.numel()).view_as(states)).sum().backward()
@@ -73,7 +73,7 @@ def outputs(model, *order: int) -> list[Tensor]:
 )
 def test_states_and_gradients_stay_the_same(family):
     model = adapted(family)
-    body = body_of(unwrapped(model))
+    body = body_of(model)
     orders = [(0, 1, 2, 3), (3, 0), (1,), (2, 1)]
     plain = [outputs(model, *order) for order in orders]
     calls: list[int] = []
@@ -93,16 +93,16 @@ def test_states_and_gradients_stay_the_same(family):
 
 # catches: layers left out below an adapter, a trained embedding, dropout, an unknown family
 def test_what_changes_is_not_skipped():
-    count = lambda *a, **k: frozen_layers(body_of(unwrapped(adapted("llama", *a, **k))))
+    count = lambda *a, **k: frozen_layers(body_of(adapted("llama", *a, **k)))
     assert [count(layers) for layers in ("13", "0123", "3")] == [1, 0, 3]
     assert count(modules_to_save=["embed_tokens"]) == 0
-    body = body_of(unwrapped(adapted("llama")))
+    body = body_of(adapted("llama"))
     layers_of(body)[1].mlp.act_fn = torch.nn.Dropout(0.1)
     assert frozen_layers(body) == 0
     other = adapted("llama", "0")  # frozen, as the adapter of a reference is
     other.add_adapter("second", lora(other.get_base_model(), "2"))
     other.set_adapter("second")
-    assert frozen_layers(body_of(unwrapped(other))) == 0
+    assert frozen_layers(body_of(other)) == 0
     assert frozen_layers(body_of(adapted("llama").merge_and_unload())) == 0
 
 

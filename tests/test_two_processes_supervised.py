@@ -11,7 +11,7 @@ from marks import marked
 from ppo_fixtures import need_deepspeed, saved_base
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from rlhf_nb.models import inside
+from rlhf_nb.base.opened import unwrap
 from rlhf_nb.scoring import score_texts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
@@ -95,4 +95,4 @@ def test_what_two_processes_saved_loads_in_one(trained, what):
         abs(score_texts(scorer, tokenizer, references["prompt"], references["completion"]).mean())
         < 1e-5
     )
-    assert lora or inside(model).config.reward_center == scorer.config.reward_center
+    assert lora or unwrap(model).config.reward_center == scorer.config.reward_center

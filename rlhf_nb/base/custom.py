@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from rlhf_nb.base.opened import plain_layer
+from rlhf_nb.base.opened import unwrap
 
 HEADS = ("score", "classifier", "v_head")
 
@@ -20,8 +20,8 @@ HEADS = ("score", "classifier", "v_head")
 def linear_head(model: Any) -> nn.Linear | None:
     "The layer that turns a hidden state into one number; under an adapter it is wrapped."
     for name in HEADS:
-        head = getattr(model, name, None)
-        if isinstance(plain_layer(head), (nn.Linear, nn.Identity)):
+        head = getattr(unwrap(model), name, None)
+        if isinstance(unwrap(head), (nn.Linear, nn.Identity)):
             return head
     return None
 
@@ -30,7 +30,7 @@ def check_head(model: Any, name: str) -> Any:  # the same
     """Raises ValueError where a reward or value model's adapter learns under a head that does not,
     or that is no part of the adapter and would not be saved with it."""
     around = next((part.given for part in model.modules() if isinstance(part, ScoredBody)), model)
-    inner = around.get_base_model() if hasattr(around, "get_base_model") else around
+    inner = unwrap(around)
     body = getattr(inner, "base_model_prefix", "")  # beside it, all that has weights is head
     parts = [part for part, x in inner.named_children() if part != body and [*x.parameters()]]
     own = {*getattr(model, "peft_config", ()), *getattr(around, "peft_config", ())}  # adapters
@@ -53,8 +53,8 @@ def body_weights(model: Any, like: nn.Module) -> dict[str, Tensor]:
 
 def as_scorer(model: Any) -> Any:
     "A sequence classifier as it is, another module in one's place. Raises ValueError on any other."
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    known = isinstance(inner, (PreTrainedModel, CustomScorer)) and linear_head(inner) is not None
+    judged = isinstance(unwrap(model), (PreTrainedModel, CustomScorer))
+    known = judged and linear_head(model) is not None
     return model if known else CustomScorer(model)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from functools import lru_cache
 from math import inf, isfinite
@@ -70,152 +70,135 @@ PHASES = (  # the part of a run that a setting belongs to
     "data",  # of supervised training: which texts, and which of their tokens count
     "refused",  # what PPO cannot do: the reasons are in `compat.REFUSED`
 )
-# What else a setting may say of itself.
-MARKS = {
-    "names": "it names a run: a checkpoint of another value belongs to another run",
-    "place": "it says where something is or goes: a resume neither compares nor logs it",
-    "rounds": "after its change the same numbers are added up in another order",
-    "critic": "only GAE and its value model read it",
-    "unlisted": "it is not on the model card",
-    "unreplayed": "a trainer that does one update again is made without it",
-}
 
 
-class Help(str):
-    """A help text that carries what the setting is. It is a text because `HfArgumentParser` hands
-    all metadata of a field to argparse, which refuses a name that it does not know."""
+@dataclass(frozen=True)
+class Facts:
+    "What a setting is. Raises ValueError on a phase that is not one of PHASES."
 
-    facts: frozenset[str]
+    phase: str
+    names: bool = False  # it names a run: a checkpoint of another value belongs to another run
+    place: bool = False  # it says where something is or goes: a resume neither compares nor logs it
+    rounds: bool = False  # after its change the same numbers are added up in another order
+    critic: bool = False  # only GAE and its value model read it
+    unlisted: bool = False  # it is not on the model card
+    unreplayed: bool = False  # a trainer that does one update again is made without it
+
+    def __post_init__(self) -> None:
+        if self.phase not in PHASES:
+            raise ValueError(f"no phase {self.phase!r}: give one of {', '.join(PHASES)}.")
+
+    @property
+    def words(self) -> set[str]:
+        "The phase, and the names of what else holds."
+        return {self.phase, *(name for name, holds in vars(self).items() if holds is True)}
 
 
-def as_facts(text: str) -> frozenset[str]:
-    "'rewards names' as a set: one phase, and any marks. Raises ValueError on anything else."
-    words = text.split()
-    if sum(word in PHASES for word in words) != 1 or not {*words} <= {*PHASES, *MARKS}:
-        raise ValueError(
-            f"a setting says {text!r} of itself: give one of {', '.join(PHASES)}, and any of "
-            f"{', '.join(MARKS)}."
-        )
-    return frozenset(words)
+class Setting(Field):
+    """A field that keeps the facts of its setting. They are no metadata, all of which
+    `HfArgumentParser` hands to argparse, which refuses a name that it does not know."""
+
+    __slots__ = ("facts",)
+
+    def __init__(self, plain: Field, facts: Facts):
+        for name in Field.__slots__:
+            setattr(self, name, getattr(plain, name))
+        self.facts = facts
 
 
 def setting(
     default: Any,
     help: str,  # which `rlhf-nb COMMAND --help` prints
-    facts: str = "",  # of a trainer's settings: one of PHASES, and any of MARKS
+    facts: Facts | str = "",  # of a trainer's settings; the phase, if that is all
 ) -> Any:
     "A field of a configuration, with what is to be known of it."
-    text = Help(help)
-    if facts:
-        text.facts = as_facts(facts)
-    return field(default=default, metadata={"help": text})
+    plain = field(default=default, metadata={"help": help})
+    return Setting(plain, Facts(facts) if isinstance(facts, str) else facts) if facts else plain
 
 
 ANY = object()  # no range of ours: what transformers' own annotation allows
 # Fields of transformers.TrainingArguments: their range, which it does not state, and what they are.
-INHERITED: dict[str, tuple[Any, str]] = dict(
-    per_device_train_batch_size=(Count, "update rounds"),
-    gradient_accumulation_steps=(Count, "update rounds"),
-    max_steps=(Count | Literal[-1], "update"),
-    learning_rate=(NotNegative, "update"),
-    lr_scheduler_type=(ANY, "update"),
-    lr_scheduler_kwargs=(ANY, "update"),
-    warmup_steps=(NotNegative, "update"),
-    weight_decay=(NotNegative, "update"),
-    adam_beta1=(Decay, "update"),
-    adam_beta2=(Decay, "update"),
-    adam_epsilon=(NotNegative, "update"),
-    max_grad_norm=(NotNegative, "update"),
-    bf16=(ANY, "update rounds"),
-    fp16=(ANY, "update rounds"),
-    tf32=(ANY, "update rounds"),
-    activation_checkpointing=(ANY, "update"),
-    gradient_checkpointing=(ANY, "update"),  # the older name
-    gradient_checkpointing_kwargs=(ANY, "update"),
-    num_train_epochs=(Positive, "sampling"),
-    dataloader_drop_last=(ANY, "sampling names"),
+INHERITED: dict[str, tuple[Any, Facts]] = dict(
+    per_device_train_batch_size=(Count, Facts("update", rounds=True)),
+    gradient_accumulation_steps=(Count, Facts("update", rounds=True)),
+    max_steps=(Count | Literal[-1], Facts("update")),
+    learning_rate=(NotNegative, Facts("update")),
+    warmup_steps=(NotNegative, Facts("update")),
+    weight_decay=(NotNegative, Facts("update")),
+    adam_beta1=(Decay, Facts("update")),
+    adam_beta2=(Decay, Facts("update")),
+    adam_epsilon=(NotNegative, Facts("update")),
+    max_grad_norm=(NotNegative, Facts("update")),
+    num_train_epochs=(Positive, Facts("sampling")),
     train_sampling_strategy=(
         Literal["random", "sequential", "group_by_length", "batch_rebalance"],
-        "sampling names",
+        Facts("sampling", names=True),
     ),
-    data_seed=(Seed | None, "sampling names"),
-    seed=(Seed, "seeds names"),
-    optim=(ANY, "models names"),
-    optim_args=(ANY, "models"),
-    optim_target_modules=(ANY, "models"),
-    use_cpu=(ANY, "layout"),
-    full_determinism=(ANY, "layout unreplayed"),
-    accelerator_config=(ANY, "layout unreplayed"),
-    ddp_backend=(ANY, "layout unreplayed"),
-    ddp_bucket_cap_mb=(ANY, "layout"),
-    ddp_find_unused_parameters=(ANY, "layout"),
-    ddp_static_graph=(ANY, "layout unreplayed"),
-    fsdp=(ANY, "layout unreplayed"),
-    fsdp_config=(ANY, "layout unreplayed"),
-    deepspeed=(ANY, "layout unreplayed"),
-    torch_compile=(ANY, "compiler"),
-    torch_compile_backend=(ANY, "compiler"),
-    torch_compile_mode=(ANY, "compiler"),
-    label_smoothing_factor=(Share, "refused"),
-    torch_empty_cache_steps=(Count | None, "refused"),
-    output_dir=(ANY, "run place"),
-    run_name=(ANY, "run place"),
-    hub_token=(ANY, "run place"),
-    resume_from_checkpoint=(ANY, "run place"),
-    local_rank=(ANY, "run place"),
-    logging_steps=(Positive, "run"),
-    eval_steps=(Positive | None, "run"),
-    eval_delay=(NotNegative, "run"),
-    per_device_eval_batch_size=(Count, "run"),
-    eval_accumulation_steps=(Count | None, "run"),
-    save_steps=(Positive, "run"),
-    save_total_limit=(Count | None, "run"),
-    dataloader_num_workers=(Index, "run"),
-    dataloader_prefetch_factor=(Count | None, "run"),
-    ddp_timeout=(Count, "run"),
+    data_seed=(Seed | None, Facts("sampling", names=True)),
+    seed=(Seed, Facts("seeds", names=True)),
+    label_smoothing_factor=(Share, Facts("refused")),
+    torch_empty_cache_steps=(Count | None, Facts("refused")),
+    logging_steps=(Positive, Facts("run")),
+    eval_steps=(Positive | None, Facts("run")),
+    eval_delay=(NotNegative, Facts("run")),
+    per_device_eval_batch_size=(Count, Facts("run")),
+    eval_accumulation_steps=(Count | None, Facts("run")),
+    save_steps=(Positive, Facts("run")),
+    save_total_limit=(Count | None, Facts("run")),
+    dataloader_num_workers=(Index, Facts("run")),
+    dataloader_prefetch_factor=(Count | None, Facts("run")),
+    ddp_timeout=(Count, Facts("run")),
 )
-for names, facts in (
-    (
+for facts, names in {
+    Facts("update"): (
+        "lr_scheduler_type lr_scheduler_kwargs activation_checkpointing gradient_checkpointing "
+        "gradient_checkpointing_kwargs"
+    ),
+    Facts("update", rounds=True): "bf16 fp16 tf32",
+    Facts("sampling", names=True): "dataloader_drop_last",
+    Facts("models", names=True): "optim",
+    Facts("models"): "optim_args optim_target_modules",
+    Facts("layout"): "use_cpu ddp_bucket_cap_mb ddp_find_unused_parameters",
+    Facts("layout", unreplayed=True): (
+        "full_determinism accelerator_config ddp_backend ddp_static_graph fsdp fsdp_config "
+        "deepspeed"
+    ),
+    Facts("compiler"): "torch_compile torch_compile_backend torch_compile_mode",
+    Facts("run", place=True): "output_dir run_name hub_token resume_from_checkpoint local_rank",
+    Facts("refused"): (
         "bf16_full_eval fp16_full_eval use_liger_kernel liger_kernel_config neftune_noise_alpha "
         "auto_find_batch_size include_num_input_tokens_seen ignore_data_skip parallelism_config "
-        "debug",
-        "refused",
+        "debug"
     ),
-    (
+    Facts("run"): (
         "activation_checkpointing_kwargs average_tokens_across_devices use_cache logging_strategy "
         "logging_first_step log_on_each_node logging_nan_inf_filter log_level log_level_replica "
-        "disable_tqdm report_to project trackio_space_id trackio_bucket_id trackio_static_space_id "
-        "eval_strategy prediction_loss_only eval_on_start eval_do_concat_batches "
-        "eval_use_gather_object include_for_metrics batch_eval_metrics save_only_model "
-        "save_strategy save_on_each_node enable_jit_checkpoint push_to_hub hub_private_repo "
-        "hub_model_id hub_strategy hub_always_push hub_revision load_best_model_at_end "
-        "metric_for_best_model greater_is_better restore_callback_states_from_checkpoint "
-        "dataloader_pin_memory dataloader_persistent_workers dataloader_multiprocessing_context "
-        "dataloader_in_order remove_unused_columns label_names length_column_name "
-        "ddp_broadcast_buffers skip_memory_metrics do_train do_eval "
-        "do_predict",
-        "run",
+        "disable_tqdm report_to project trackio_space_id trackio_bucket_id "
+        "trackio_static_space_id eval_strategy prediction_loss_only eval_on_start "
+        "eval_do_concat_batches eval_use_gather_object include_for_metrics batch_eval_metrics "
+        "save_only_model save_strategy save_on_each_node enable_jit_checkpoint push_to_hub "
+        "hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision "
+        "load_best_model_at_end metric_for_best_model greater_is_better "
+        "restore_callback_states_from_checkpoint dataloader_pin_memory "
+        "dataloader_persistent_workers dataloader_multiprocessing_context dataloader_in_order "
+        "remove_unused_columns label_names length_column_name ddp_broadcast_buffers "
+        "skip_memory_metrics do_train do_eval do_predict"
     ),
-):
+}.items():
     INHERITED |= dict.fromkeys(names.split(), (ANY, facts))
 
 
 @lru_cache
-def facts_of(kind: type) -> dict[str, frozenset[str]]:
+def facts_of(kind: type) -> dict[str, Facts]:
     """What each setting of a configuration is. A field that says nothing, of a user's subclass or
     of a newer transformers, is of the run around the training."""
-
-    def facts(name: str, help: Any) -> frozenset[str]:
-        if name in INHERITED:
-            return as_facts(INHERITED[name][1])
-        return getattr(help, "facts", as_facts("run"))
-
-    return {f.name: facts(f.name, f.metadata.get("help")) for f in fields(kind)}
+    known = {f.name: getattr(f, "facts", Facts("run")) for f in fields(kind)}
+    return known | {name: facts for name, (_, facts) in INHERITED.items() if name in known}
 
 
 def settings_that_say(kind: type, *words: str) -> list[str]:
     "The settings of a configuration that say one of these of themselves, in their order."
-    return [name for name, facts in facts_of(kind).items() if facts & {*words}]
+    return [name for name, facts in facts_of(kind).items() if facts.words & {*words}]
 
 
 # ---- What a setting may be ----
@@ -241,9 +224,8 @@ def hints_of(kind: type) -> dict[str, Any]:
         if "choices" in f.metadata:
             more = (None,) if f.default is None else ()
             hints[f.name] = Literal[*f.metadata["choices"], *more]
-    inherits = "per_device_train_batch_size" in hints
     ranges = {name: known for name, (known, _) in INHERITED.items() if known is not ANY}
-    if inherits:
+    if "per_device_train_batch_size" in hints:
         hints |= {name: known for name, known in ranges.items() if name in hints}
     return {name: hint for name, hint in hints.items() if name not in CONVERTED}
 

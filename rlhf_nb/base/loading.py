@@ -24,7 +24,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from rlhf_nb.base.opened import unwrapped
+from rlhf_nb.base.opened import unwrap
 from rlhf_nb.base.real import SHORT_NAME, real_place
 from rlhf_nb.base.sharding import zero3_is_live
 
@@ -158,7 +158,7 @@ def reads_both_ways(config: PreTrainedConfig) -> bool:
 
 def check_policy(model: Any) -> None:
     "Raises ValueError on a transformers model that is no causal language model."
-    inner = unwrapped(model)
+    inner = unwrap(model)
     if not isinstance(config := getattr(inner, "config", None), PreTrainedConfig):
         return
     kind = type(inner).__name__
@@ -178,7 +178,7 @@ def check_policy(model: Any) -> None:
 
 def check_scorer(model: Any) -> None:
     "Raises ValueError on a classifier of tokens, and on one whose score is not at the last token."
-    inner = unwrapped(model)
+    inner = unwrap(model)
     kind = type(inner)
     if any(base.__name__.endswith("ForTokenClassification") for base in kind.__mro__):
         raise ValueError(
@@ -197,7 +197,7 @@ def check_weights(model: nn.Module) -> None:
     "Raises ValueError on weights that are no finite numbers, and names the first such tensor."
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and not weight.is_meta and not weight.isfinite().all():
-            kind, wrong = type(unwrapped(model)).__name__, int((~weight.isfinite()).sum())
+            kind, wrong = type(unwrap(model)).__name__, int((~weight.isfinite()).sum())
             where = getattr(model, "name_or_path", "") or "the model given"
             raise ValueError(
                 f"{where} ({kind}) has {wrong} of {weight.numel()} numbers in {name} that are NaN "

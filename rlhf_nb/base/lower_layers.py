@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_nb.base.last_layer import FAMILIES
-from rlhf_nb.base.opened import body_of, unwrapped
+from rlhf_nb.base.opened import body_of
 from rlhf_nb.base.sharding import sharded
 
 
@@ -86,7 +86,7 @@ class LowerStates:
 def lower_layers_once(model: Any) -> Iterator[LowerStates]:
     """Inside, the frozen lower layers of a model run once for each row of token ids; calls with a
     cache, which sample, are left alone. Changes nothing where `frozen_layers` is 0."""
-    body, kept = body_of(unwrapped(model)), LowerStates()
+    body, kept = body_of(model), LowerStates()
     with ExitStack() as undo:
         if body is not None and (count := frozen_layers(body)):
             layers = layers_of(body)

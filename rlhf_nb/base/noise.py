@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from rlhf_nb.base.opened import embedding_rows, unwrapped
+from rlhf_nb.base.opened import embedding_rows, unwrap
 from rlhf_nb.base.random_state import random_state_kept
 
 NAMES = re.compile("drop|jitter|noise")
@@ -64,7 +64,7 @@ def check_steady(
 ) -> None:
     """Raises ValueError where two forward passes of 16 tokens in training mode do not agree: noise
     that `without_noise` does not know. Random state and mode are left as they were."""
-    inner, was_training = unwrapped(model), model.training
+    inner, was_training = unwrap(model), model.training
     ids = torch.arange(16, device=next(model.parameters()).device) % embedding_rows(inner)
     ids = ids.view(2, 8)
     forward = partial(read, model, ids, torch.ones_like(ids))

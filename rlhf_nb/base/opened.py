@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,60 +23,65 @@ from transformers.utils import logging
 from rlhf_nb.base.fused import logit_scale
 from rlhf_nb.base.sharding import sharded_by_deepspeed
 
-# Private names used here: `_attn_implementation` of a config of transformers; `_orig_mod`, where
-# torch.compile keeps the model that it wrapped.
+# Private names used here: `_attn_implementation` of a config of transformers; `_orig_mod` of
+# torch.compile.
 
 logger = logging.get_logger(__name__)
+# Where torch.compile, DDP and DeepSpeed, and PEFT's two kinds of layers keep what they wrap.
+WRAPPED = ("_orig_mod", "module", "base_layer", "original_module")
 PACKED_ATTENTION = ("flash_attention_2", "flash_attention_3", "flex_attention")
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 # of the logits' standard deviation, on average: another order of sums stays below, in 32 bit (TF32
 # too) and in less
 ROUNDING, COARSE_ROUNDING = 0.005, 0.25
-_agreement: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-_cached: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-_mixing: set[str] = set()  # types of models in which rows that lie end to end see each other
+
+
+@dataclass
+class Findings:
+    "What calls of a model have shown; None: it was not tried."
+
+    separable: bool | None = None  # its body and its head, one after the other, give its logits
+    cached: bool | None = None  # it can be sampled with a cache
+    mixes_rows: bool = False  # rows that lie end to end see each other
+
+
+_findings: WeakKeyDictionary[PreTrainedModel, Findings] = WeakKeyDictionary()
 
 
 def reads_end_to_end(model: nn.Module) -> bool:
     """Whether transformers' attention for this model tells rows that lie end to end apart by their
-    position ids, without a mask of N x N; a convolution or a recurrent layer would not."""
+    position ids, without a mask of N x N; a convolution or a recurrent layer would not. Another
+    model of its type that was tried counts as well."""
     config = getattr(model, "config", None)
     packed = getattr(config, "_attn_implementation", None) in PACKED_ATTENTION
     attends = {*(getattr(config, "layer_types", None) or ())} <= ATTENTION_LAYERS
-    return packed and attends and getattr(config, "model_type", None) not in _mixing
+    mixing = {other.config.model_type for other, found in _findings.items() if found.mixes_rows}
+    return packed and attends and getattr(config, "model_type", None) not in mixing
 
 
 def attention_of(model: Any) -> str | None:
     "transformers' name for how a model's attention is computed; None: it names none."
-    config = getattr(unwrapped(model), "config", None)
+    config = getattr(unwrap(model), "config", None)
     return getattr(config, "_attn_implementation", None)
-
-
-def plain_layer(layer: Any) -> Any:
-    "The layer that an adapter was put around; any other itself."
-    while (
-        inner := getattr(layer, "base_layer", getattr(layer, "original_module", None))
-    ) is not None:
-        layer = inner
-    return layer
 
 
 def embedding_rows(model: Any) -> int:
     "How many ids a transformers model has an embedding for."
-    return plain_layer(model.get_input_embeddings()).num_embeddings
+    return unwrap(model.get_input_embeddings()).num_embeddings
 
 
-def unwrapped(model: Any) -> Any:
-    """The model inside DDP, DeepSpeed, torch.compile or PEFT, to read its signature and sizes; the
-    wrapper is still what gets called."""
+def unwrap(module: Any) -> Any:
+    """What DDP, DeepSpeed, torch.compile or PEFT was put around, to read its signature and sizes:
+    a transformers model, or a layer. The wrapper is still what gets called."""
     while True:
-        if hasattr(model, "get_base_model"):
-            inner = model.get_base_model()
+        if hasattr(module, "get_base_model"):
+            inner = module.get_base_model()
         else:
-            inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
-        if not isinstance(inner, nn.Module) or inner is model:
-            return model
-        model = inner
+            parts = (getattr(module, name, None) for name in WRAPPED)
+            inner = next((part for part in parts if isinstance(part, nn.Module)), None)
+        if inner is None or inner is module:
+            return module
+        module = inner
 
 
 def accepted(forward: Callable, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -92,26 +98,29 @@ def uses_cache(
 ) -> bool:
     """Whether to sample with a cache, found out once a model, in float32 where it can be. Raises
     ValueError on a model whose logits are wrong without one, too."""
-    inner = unwrapped(model)
+    inner = unwrap(model)
     if not isinstance(inner, PreTrainedModel):
         return True
-    if inner not in _cached:
-        _probe_cache(model, inner, gap)
-    return _cached[inner]
+    found = _findings.setdefault(inner, Findings())
+    if found.cached is None:
+        found.cached, found.mixes_rows = _probe_cache(model, inner, gap)
+    return found.cached
 
 
-def _probe_cache(model: Any, inner: PreTrainedModel, gap: Callable[[Any, bool], float]) -> None:
-    "Find out, and remember, whether a model is sampled with a cache, and whether it mixes rows."
+def _probe_cache(
+    model: Any, inner: PreTrainedModel, gap: Callable[[Any, bool], float]
+) -> tuple[bool, bool]:
+    "Whether a model is sampled with a cache, and whether it mixes rows that lie end to end."
     weight, was_training = next(model.parameters()), model.training
     flash = "flash" in str(getattr(inner.config, "_attn_implementation", ""))
     fine = weight.itemsize >= 4 and not flash
     model.eval()  # a layer that recomputes its activations refuses a cache while it trains
     with torch.autocast(weight.device.type, enabled=False) if fine else nullcontext():
         limit = ROUNDING if fine else COARSE_ROUNDING
-        _cached[inner] = _try_cache(partial(gap, model), limit, type(inner).__name__)
-        if reads_end_to_end(inner) and not _rows_apart(inner):
-            _mixing.add(inner.config.model_type)
+        cached = _try_cache(partial(gap, model), limit, type(inner).__name__)
+        mixes = reads_end_to_end(inner) and not _rows_apart(inner)
     model.train(was_training)
+    return cached, mixes
 
 
 def _try_cache(gap: Callable[[bool], float], limit: float, name: str) -> bool:
@@ -159,8 +168,8 @@ def _rows_apart(model: PreTrainedModel) -> bool:
 def masks_left_padding(model: Any) -> bool:
     """Whether rows padded on the left read as they do alone: false for a model that is sampled
     without a cache, and for others of its class."""
-    kind = type(unwrapped(model))
-    return all(cached for other, cached in _cached.items() if type(other) is kind)
+    uncached = {type(other) for other, found in _findings.items() if found.cached is False}
+    return type(unwrap(model)) not in uncached
 
 
 def separable_model(model: Any) -> PreTrainedModel | None:
@@ -175,22 +184,23 @@ def separable_model(model: Any) -> PreTrainedModel | None:
     head = model.get_output_embeddings()
     if head is None or sharded_by_deepspeed(head):
         return None
-    if model not in _agreement:
-        _probe_agreement(model)
-    return model if _agreement[model] else None
+    found = _findings.setdefault(model, Findings())
+    if found.separable is None:
+        found.separable = _probe_agreement(model)
+    return model if found.separable else None
 
 
-def _probe_agreement(model: PreTrainedModel) -> None:
-    "Find out, log and remember whether body and head give the model's own logits."
-    _agreement[model] = agrees(model)
-    name = type(model).__name__
-    if _agreement[model]:
+def _probe_agreement(model: PreTrainedModel) -> bool:
+    "Whether body and head give the model's own logits, logged."
+    same, name = agrees(model), type(model).__name__
+    if same:
         logger.info(f"{name}: its body and head, one after the other, give its own logits.")
     else:
         logger.warning(
             f"{name}: its body and head, one after the other, do not give its own logits, so "
             "it is called whole and all logits are kept."
         )
+    return same
 
 
 def _is_lora(model: Any) -> bool:
@@ -216,9 +226,10 @@ def project(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
 
 
 def body_of(model: Any) -> PreTrainedModel | None:
-    "The part of a transformers model that gives the last hidden states; None: it names none."
-    body = model.get_decoder() if hasattr(model, "get_decoder") else None
-    return body if isinstance(body, PreTrainedModel) and body is not model else None
+    "The part of the model that gives the last hidden states; None: it names none."
+    inner = unwrap(model)
+    body = inner.get_decoder() if hasattr(inner, "get_decoder") else None
+    return body if isinstance(body, PreTrainedModel) and body is not inner else None
 
 
 def agrees(model: PreTrainedModel) -> bool:

@@ -22,8 +22,8 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from rlhf_nb.base.fields import Count, Positive, check_fields
+from rlhf_nb.base.opened import unwrap
 from rlhf_nb.base.without_data import without_data
-from rlhf_nb.models import inside
 from rlhf_nb.training.model_loading import add_adapter
 from rlhf_nb.ui.html import element
 
@@ -84,7 +84,7 @@ def model_size(
     )
     if key not in _SIZES:
         model, config = _on_meta(config, scorer, adapter), config.get_text_config()
-        body = inside(model).base_model
+        body = unwrap(model).base_model
         linear = [m for m in model.modules() if isinstance(m, (nn.Linear, Conv1D))]
         layers, heads = _layers(body), config.num_attention_heads
         own = {p for m in linear for p in m.parameters(recurse=False)}  # a tied one once
@@ -155,7 +155,7 @@ def token_bytes(
     form: Precision,
 ) -> TokenBytes:
     "What a body keeps, with attention by sdpa: it is run without layers, with one, and with two."
-    body = inside(copy.deepcopy(model)).base_model.eval()
+    body = unwrap(copy.deepcopy(model)).base_model.eval()
     layers, dtype = _layers(body), torch.bfloat16 if form.weights == 2 else torch.float32
     one = max(layers, key=lambda layer: _count(layer, learning=True))
     if len(layers) == 1:

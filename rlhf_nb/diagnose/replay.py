@@ -53,7 +53,7 @@ def check_names(names: Mapping[str, Any] | list[str], flag: str = "") -> None:
         if facts is None:
             raise ValueError(f"there is no setting {flag}{name}.{did_you_mean(name, CHANGEABLE)}")
         if name not in CHANGEABLE:
-            why = f"an update does not read it ({', '.join(sorted(facts))})"
+            why = f"an update does not read it ({', '.join(sorted(facts.words))})"
             if name in FIXED:
                 why = "checkpoint and rollout hold only what the run's value of it needs"
             raise ValueError(f"{flag}{name} cannot be changed in a replay: {why}.")

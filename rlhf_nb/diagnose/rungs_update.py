@@ -30,7 +30,6 @@ from rlhf_nb.diagnose.subject import (
     episode_sums,
     fingerprint,
 )
-from rlhf_nb.models import inside
 from rlhf_nb.packing import score_sums
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
@@ -252,7 +251,7 @@ def misplaced(
 
 def scorer_parameters(value: Any) -> list[Any]:
     "Those of a value model's head; of another module, all of them."
-    head = linear_head(inside(value))
+    head = linear_head(value)
     return [*(value if head is None else head).parameters()] or [*value.parameters()]
 
 

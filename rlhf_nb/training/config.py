@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from rlhf_nb.base.fields import (
     Count,
+    Facts,
     Index,
     NotNegative,
     Positive,
@@ -39,13 +40,13 @@ class CheckedArguments(TrainingArguments):
         False,
         "A fresh run deletes the checkpoints of an earlier run in output_dir. Otherwise it is "
         "refused there.",
-        "run place unlisted unreplayed",
+        Facts("run", place=True, unlisted=True, unreplayed=True),
     )
     resume_anyway: list[str] | None = setting(
         None,
         "Names of differences that do not stop a resume, such as train_dataset; the model card "
         "names them.",
-        "run place unlisted unreplayed",
+        Facts("run", place=True, unlisted=True, unreplayed=True),
     )
 
     def __post_init__(self) -> None:
@@ -77,55 +78,63 @@ class PPOConfig(Objective, CheckedArguments):
         "Responses sampled in the whole run. None: num_train_epochs times the data set.",
         "update",
     )
-    response_length: Count = setting(53, "Most tokens of a response.", "sampling names")
+    response_length: Count = setting(
+        53, "Most tokens of a response.", Facts("sampling", names=True)
+    )
     num_generations: Count = setting(
-        1, "Responses to each prompt of an update; batch_size counts responses.", "sampling names"
+        1,
+        "Responses to each prompt of an update; batch_size counts responses.",
+        Facts("sampling", names=True),
     )
     temperature: Positive = setting(
-        0.7, "Of the sampling, and of every log-prob.", "sampling names"
+        0.7, "Of the sampling, and of every log-prob.", Facts("sampling", names=True)
     )
     top_k: Index = setting(
-        0, "Sample from the k most likely tokens. 0: from all.", "sampling names"
+        0, "Sample from the k most likely tokens. 0: from all.", Facts("sampling", names=True)
     )
     top_p: Annotated[float, Range(above=0, most=1)] = setting(
         1.0,
         "Sample from the most likely tokens that have this probability together. 1: from all.",
-        "sampling names",
+        Facts("sampling", names=True),
     )
     stop_token: Literal["eos"] | None = setting(
         None,
         "'eos': a response ends at the tokenizer's EOS token. None means the same unless "
         "stop_token_id or stop_strings is set.",
-        "sampling place",
+        Facts("sampling", place=True),
     )
     stop_token_id: list[Index] | None = setting(
-        None, "A response ends at this token, or at one of these.", "sampling place"
+        None, "A response ends at this token, or at one of these.", Facts("sampling", place=True)
     )
     stop_strings: list[str] | None = setting(
-        None, "A response ends where one of these texts is complete.", "sampling names"
+        None, "A response ends where one of these texts is complete.", Facts("sampling", names=True)
     )
 
     # The run
     learning_rate: NotNegative = setting(3e-06, "Peak learning rate of the policy.")
     value_learning_rate: NotNegative | None = setting(
-        None, "Peak learning rate of the value model. None: that of the policy.", "update critic"
+        None,
+        "Peak learning rate of the value model. None: that of the policy.",
+        Facts("update", critic=True),
     )
     value_warmup_updates: Index = setting(
-        0, "First updates that train the value model alone.", "update critic"
+        0, "First updates that train the value model alone.", Facts("update", critic=True)
     )
     num_sample_generations: Index = setting(
         10,
         "How often in the run evaluation prompts are completed and shown. 0: never.",
-        "run unreplayed",
+        Facts("run", unreplayed=True),
     )
     save_rollouts: bool = setting(
-        False, "Keep each update's rollout as a file under output_dir/rollouts.", "run unreplayed"
+        False,
+        "Keep each update's rollout as a file under output_dir/rollouts.",
+        Facts("run", unreplayed=True),
     )
     save_start: bool = setting(
         False,
         "Keep the state before the first update as well, as checkpoint-0: `rlhf-nb replay` needs "
         "it for update 0.",
-        "run unreplayed",
+        Facts("run", unreplayed=True),
     )
     logging_steps: Positive = setting(
         10, "Updates between two logs; the last update is always logged."
@@ -137,56 +146,64 @@ class PPOConfig(Objective, CheckedArguments):
         None,
         "Kept for scripts of the published trainer, and without effect: prompts are tokenised "
         "batch by batch.",
-        "run unlisted unreplayed",
+        Facts("run", unlisted=True, unreplayed=True),
     )
 
     # Models
     sft_model_path: str = setting(
         "EleutherAI/pythia-160m",
         "Policy and reference, if the trainer is given none.",
-        "models place unlisted",
+        Facts("models", place=True, unlisted=True),
     )
     reward_model_path: str = setting(
         "EleutherAI/pythia-160m",
         "Reward and value model, if the trainer is given none.",
-        "judges place unlisted",
+        Facts("judges", place=True, unlisted=True),
     )
     reward_weights: list[float] | None = setting(
-        None, "Weight of each judge, if there are several. None: 1 each.", "judges place"
+        None,
+        "Weight of each judge, if there are several. None: 1 each.",
+        Facts("judges", place=True),
     )
     reward_aggregation: Literal["sum", "mean", "min", "mean_minus_variance"] = setting(
         "sum",
         "How several reward models become one score: sum (weighted), or mean, min, "
         "mean_minus_variance of an ensemble. Reward functions are added to it.",
-        "judges place",
+        Facts("judges", place=True),
     )
     reward_variance_coef: NotNegative = setting(
-        1.0, "Charge for the members' variance under mean_minus_variance.", "judges place"
+        1.0,
+        "Charge for the members' variance under mean_minus_variance.",
+        Facts("judges", place=True),
     )
     reward_center: str = setting(
         "group",
         "What an ensemble's members are centred on for min and mean_minus_variance: group (their "
         "mean over num_generations), a column with a known answer to each prompt, or none.",
-        "judges place",
+        Facts("judges", place=True),
     )
     reward_level: Literal["response", "token", "step"] = setting(
         "response",
         "What reward models judge. response: the end; token: each token, by a token classifier "
         "with one label; step: what step_separator ends, by one with two labels, the second for "
         "right, as PRMTrainer of trl makes it.",
-        "judges names",
+        Facts("judges", names=True),
     )
-    step_separator: str = setting("\n", "What ends a step for reward_level='step'.", "judges names")
+    step_separator: str = setting(
+        "\n", "What ends a step for reward_level='step'.", Facts("judges", names=True)
+    )
     share_value_trunk: bool = setting(
-        False, "The value model is one layer on the policy's own hidden states.", "models critic"
+        False,
+        "The value model is one layer on the policy's own hidden states.",
+        Facts("models", critic=True),
     )
     model_adapter_name: str | None = setting(
-        None, "The adapter to train, where the policy brings several.", "models names"
+        None, "The adapter to train, where the policy brings several.", Facts("models", names=True)
     )
     ref_adapter_name: str | None = setting(
         None,
         "The adapter that is the reference. None: the policy's adapter off.",
-        "models names unreplayed",
+        Facts("models", names=True, unreplayed=True),
     )
     resize_embeddings: bool = setting(
         False,
@@ -197,13 +214,13 @@ class PPOConfig(Objective, CheckedArguments):
     save_merged: bool = setting(
         False,
         "save_model writes the policy with its adapter merged into the weights.",
-        "run unreplayed",
+        Facts("run", unreplayed=True),
     )
     save_value_model: bool = setting(
         False,
         "save_model writes the value model too, to the folder value in it: another run starts from "
         "it by value_model (--value_model_path).",
-        "run critic unreplayed",
+        Facts("run", critic=True, unreplayed=True),
     )
 
     # Memory and speed
@@ -216,21 +233,21 @@ class PPOConfig(Objective, CheckedArguments):
     local_rollout_forward_batch_size: Count = setting(
         64,
         "Rows in one forward pass without gradient, and in one sampling batch.",
-        "sampling rounds",
+        Facts("sampling", rounds=True),
     )
     trim_padding: bool | None = setting(
         None,
         "Put rows of like length together and leave padding out of the models. None: in float32, "
         "and where attention reads rows end to end. In bfloat16 rectangles it costs the exact "
         "agreement of rollout and update.",
-        "update rounds",
+        Facts("update", rounds=True),
     )
     micro_batch_tokens: Count | None = setting(
         None,
         "With trim_padding, most positions of a forward pass, beside the limits on rows. None: on "
         "a CPU what suits its caches, 3 * 2**16 over the model's width for each thread; elsewhere "
         "no limit. Not used under DeepSpeed, which counts micro-batches itself.",
-        "update rounds",
+        Facts("update", rounds=True),
     )
     offload_frozen: bool = setting(
         False,
@@ -255,7 +272,7 @@ class PPOConfig(Objective, CheckedArguments):
         False,
         "Sample with vLLM (release 0.33, in this process, on each rank's GPU) instead of the "
         "package's own sampler.",
-        "sampling rounds unreplayed",
+        Facts("sampling", rounds=True, unreplayed=True),
     )
     vllm_gpu_memory_utilization: Annotated[float, Range(above=0, most=1)] = setting(
         0.3, "Share of the GPU's memory for vLLM's weights and cache.", "sampling"

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
+from rlhf_nb.base.opened import unwrap
 from rlhf_nb.base.sharding import full_tensor, gathered, sharded
-from rlhf_nb.models import inside
 from rlhf_nb.packing import check_left_padded
 from rlhf_nb.rollout import Sample, Sampling, sample
 
@@ -188,7 +188,7 @@ def _named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor, _LoraLayer |
 
 def _as_saved(model: nn.Module, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
     "A weight as a checkpoint stores it, perhaps under another name or as several weights."
-    plain = inside(model)
+    plain = unwrap(model)
     if isinstance(plain, PreTrainedModel):
         yield from revert_weight_conversion(plain, {name: weight}).items()
     else:

@@ -21,6 +21,7 @@ from transformers.trainer_utils import set_seed
 from transformers.utils import logging
 
 from rlhf_nb.base.files import append_jsonl, write_text_atomic
+from rlhf_nb.base.opened import unwrap
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.moments import RunningMoments
 from rlhf_nb.sampling import Sampling
@@ -81,8 +82,7 @@ class UpdateTrainer(SealedTrainer):
     @property
     def pair(self) -> PolicyAndValue:
         "Policy and value model, without what the layout puts around them."
-        model = self.model
-        return model if isinstance(model, PolicyAndValue) else self.accelerator.unwrap_model(model)
+        return unwrap(self.model)
 
     @property
     def policy(self) -> Any:

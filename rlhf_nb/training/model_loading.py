@@ -35,9 +35,9 @@ from rlhf_nb.base.loading import (
     pretrained_tokenizer,
     with_dtype,
 )
-from rlhf_nb.base.opened import embedding_rows, plain_layer
+from rlhf_nb.base.opened import embedding_rows, unwrap
 from rlhf_nb.base.sharding import gathered, zero3_is_live
-from rlhf_nb.models import inside, scorer_from, scorer_head, sequence_scores
+from rlhf_nb.models import scorer_from, scorer_head, sequence_scores
 
 logger = logging.get_logger(__name__)
 
@@ -256,7 +256,7 @@ def load_whole(kind: Any, name: str, **kwargs: Any) -> tuple[PreTrainedModel, bo
         )
     base, has_head = load_whole(kind, config.base_model_name_or_path, **kwargs)
     config.task_type = None  # a classifier is grown from a language model's adapter as well
-    embedding = plain_layer(base.get_input_embeddings())
+    embedding = unwrap(base.get_input_embeddings())
     (part,) = (part for part, layer in base.named_modules() if layer is embedding)
     with loading(name, "adapter"):
         saved = {key: weight.shape for key, weight in peft.load_peft_weights(name, "cpu").items()}
@@ -338,7 +338,7 @@ def load_reward_model(
 ) -> PreTrainedModel:
     "A reward model; if it had no head, it gets a new one, N(0, 1/sqrt(d + 1))."
     if not isinstance(model, (str, Path)):
-        given: Any = inside(model)
+        given: Any = unwrap(model)
         known = hasattr(given, "get_output_embeddings")
         causal = known and given.get_output_embeddings() is not None
         if causal and hasattr(model, "peft_config"):  # as the adapter has trained it
@@ -432,9 +432,9 @@ def merge_adapter(model: Any) -> PreTrainedModel:
             f"the adapter of {type(model).__name__} cannot be merged into its weights: give one of "
             "peft.get_peft_model that is inside the layers, such as LoraConfig(r=8)."
         )
-    inner: Any = inside(model)
+    inner: Any = unwrap(model)
     layers = inner.get_input_embeddings(), inner.get_output_embeddings()
-    embedding, head = map(plain_layer, layers)
+    embedding, head = map(unwrap, layers)
     if head is not None and head.weight is embedding.weight and layers != (embedding, head):
         head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
     kept = {id(x) for layer in layers if layer is not None for x in layer.parameters()}

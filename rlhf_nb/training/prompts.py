@@ -24,8 +24,8 @@ from rlhf_nb.base.encoding import (
     template_settings,
     turn_end,
 )
+from rlhf_nb.base.opened import unwrap
 from rlhf_nb.masks import left_pad
-from rlhf_nb.models import inside
 from rlhf_nb.training.model_loading import distinct_pad_id
 
 logger = logging.get_logger(__name__)
@@ -274,7 +274,7 @@ def check_lengths(
     if not min(lengths):
         raise ValueError(f"prompt {lengths.index(0)} is empty: drop it with dataset.filter.")
     for name, model in models:
-        positions = getattr(inside(model).config.get_text_config(), "max_position_embeddings", None)
+        positions = getattr(unwrap(model).config.get_text_config(), "max_position_embeddings", None)
         if positions and max(lengths) + answer > positions:
             raise ValueError(
                 f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens; with "
@@ -332,7 +332,7 @@ def stop_tokens(
             "the tokenizer has no EOS token, so no response would end: set tokenizer.eos_token, or "
             "stop_token_id or stop_strings."
         )
-    ends = getattr(getattr(inside(policy), "generation_config", None), "eos_token_id", None)
+    ends = getattr(getattr(unwrap(policy), "generation_config", None), "eos_token_id", None)
     several = ends if isinstance(ends, (list, tuple)) and eos in ends else ()  # of chat models
     return tuple(dict.fromkeys([eos, *several]))
 
