@@ -985,14 +985,8 @@ def test_fault_17_an_empty_row_is_caught(ppo):
 
 # catches: 0 / 0 where every reward is the same: nothing to learn from, and nothing to break either
 def test_fault_17_rows_that_stop_at_once_and_earn_the_same(ppo):
-    trainer = ppo.trained(
-        nothing,
-        kind=stops_at_once(slice(None)),
-        whiten_rewards=True,
-        normalize_scores=True,
-        kl_coef=0.0,
-        total_episodes=16,
-    )
+    objective = dict(whiten_rewards=True, normalize_scores=True, kl_coef=0.0)
+    trainer = ppo.trained(nothing, kind=stops_at_once(slice(None)), total_episodes=16, **objective)
     for log in logs(trainer):
         assert all(math.isfinite(value) for value in log.values())
 
