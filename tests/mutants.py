@@ -23,48 +23,25 @@ from torch import Tensor
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Raised, mapped
 
+
+def others(text: str) -> dict[str, tuple[str, ...]]:
+    "From words such as mean:sum, or sum:mean,amax where there are two."
+    pairs = (word.split(":") for word in text.split())
+    return {name: tuple(instead.split(",")) for name, instead in pairs}
+
+
 FLIPS: dict[type, tuple[type, ...]] = {
-    ast.Add: (ast.Sub,),
-    ast.Sub: (ast.Add,),
-    ast.Mult: (ast.Div,),
-    ast.Div: (ast.Mult,),
-    ast.FloorDiv: (ast.Mult,),
-    ast.Pow: (ast.Mult,),
-    ast.BitAnd: (ast.BitOr,),
-    ast.BitOr: (ast.BitAnd,),
-    ast.And: (ast.Or,),
-    ast.Or: (ast.And,),
-    ast.Lt: (ast.LtE, ast.Gt),
-    ast.LtE: (ast.Lt, ast.GtE),
-    ast.Gt: (ast.GtE, ast.Lt),
-    ast.GtE: (ast.Gt, ast.LtE),
-    ast.Eq: (ast.NotEq,),
-    ast.NotEq: (ast.Eq,),
-    ast.In: (ast.NotIn,),
-    ast.NotIn: (ast.In,),
+    getattr(ast, name): tuple(getattr(ast, x) for x in instead)
+    for name, instead in others(
+        """Add:Sub Sub:Add Mult:Div Div:Mult FloorDiv:Mult Pow:Mult BitAnd:BitOr BitOr:BitAnd And:Or
+        Or:And Lt:LtE,Gt LtE:Lt,GtE Gt:GtE,Lt GtE:Gt,LtE Eq:NotEq NotEq:Eq In:NotIn NotIn:In"""
+    ).items()
 }
-REDUCTIONS = {
-    "sum": ("mean", "amax"),
-    "mean": ("sum",),
-    "amax": ("amin",),
-    "amin": ("amax",),
-    "max": ("min",),
-    "min": ("max",),
-    "argmax": ("argmin",),
-    "argmin": ("argmax",),
-    "maximum": ("minimum",),
-    "minimum": ("maximum",),
-    "any": ("all",),
-    "all": ("any",),
-    "var": ("std",),
-    "std": ("var",),
-    "cumsum": ("cumprod",),
-    "softmax": ("log_softmax",),
-    "log_softmax": ("softmax",),
-    "ceil": ("floor",),
-    "floor": ("ceil",),
-    "sorted": ("list",),
-}
+REDUCTIONS = others(
+    """sum:mean,amax mean:sum amax:amin amin:amax max:min min:max argmax:argmin argmin:argmax
+    maximum:minimum minimum:maximum any:all all:any var:std std:var cumsum:cumprod
+    softmax:log_softmax log_softmax:softmax ceil:floor floor:ceil sorted:list"""
+)
 DIMMED = {*"cat stack sum mean amax amin any all cumsum softmax log_softmax argmax".split()}
 
 

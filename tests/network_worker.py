@@ -14,22 +14,10 @@ from worker_runs import RANK, RANKS, arguments, leave
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
 folder = Path(sys.argv[1])
-args = arguments(
-    PPOConfig,
-    folder / "out",
-    ddp_backend="gloo",
-    bf16=False,
-    per_device_train_batch_size=2,
-    gradient_accumulation_steps=4,
-    num_mini_batches=2,
-    num_ppo_epochs=3,
-    local_rollout_forward_batch_size=4,
-    micro_batch_tokens=10**6,
-    total_episodes=64,
-    response_length=6,
-    num_sample_generations=0,
-    save_strategy="no",
-)
+sizes = dict(per_device_train_batch_size=2, gradient_accumulation_steps=4, num_mini_batches=2)
+sizes |= dict(num_ppo_epochs=3, total_episodes=64, response_length=6, micro_batch_tokens=10**6)
+sizes |= dict(local_rollout_forward_batch_size=4, num_sample_generations=0, save_strategy="no")
+args = arguments(PPOConfig, folder / "out", ddp_backend="gloo", bf16=False, **sizes)
 trainer = PPOTrainer(
     args,
     model=str(folder / "base"),

@@ -134,19 +134,16 @@ if RANK == 0:
 # Half the micro-batch as well, for one kind of model.
 half = kind == "plain" and RANKS > 1 and os.environ["SAYS"].startswith("DDP")
 for micro in (2, 1) if half else (2,):
-    alone = make(
-        f"alone-{micro}",
-        optim="sgd",
-        learning_rate=0.1,
+    learning = dict(optim="sgd", learning_rate=0.1)
+    sizes = dict(
         num_mini_batches=1,
-        kl_coef=0.3,
-        entropy_coef=0.1,
-        normalize_scores=True,
-        whiten_rewards=kind not in METHODS,
-        save_strategy="no",
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=8 // RANKS // micro,
     )
+    objective = dict(
+        kl_coef=0.3, entropy_coef=0.1, normalize_scores=True, whiten_rewards=kind not in METHODS
+    )
+    alone = make(f"alone-{micro}", save_strategy="no", **learning, **sizes, **objective)
     if RANKS == 1 and micro == 2:
         alone.rollout(TOLD[: 8 // alone.args.num_generations]).save(folder / "replay.safetensors")
     mine = range(RANK * 8 // RANKS, (RANK + 1) * 8 // RANKS)

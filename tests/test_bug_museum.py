@@ -60,7 +60,7 @@ CAUGHT_BY = {  # by bug: the test's module and name, and what it is called with 
     ),
     "part_of_the_truth": ("test_bug_museum.test_no_cheap_answer_earns_a_point", {}),
     "whitened_targets": ("test_trainer.test_advantages_by_hand", dict(gamma=1.0, lam=0.95)),
-    "kl_in_place": ("test_shaping.test_nothing_is_changed_in_place", {}),
+    "kl_in_place": ("test_functions.test_arguments_stay_as_they_were", {}),
     "score_on_padding": (
         "test_published_faults.test_fault_09_the_score_is_paid_on_the_last_real_token",
         dict(kl_coef=0.3),

@@ -374,38 +374,24 @@ def test_padding_may_be_zeroed_before_it_is_used(seed):
 
 
 # Answers that passed once, by the function that they should be.
+OF_POLICY, OF_VALUE = checks.check_policy_loss, checks.check_value_loss
 FOOLED = {
-    "a policy loss without a gradient": (
-        checks.check_policy_loss,
-        lambda right: lambda *given: right(*given).detach(),
-    ),
-    "a policy loss that indexes after exp": (
-        checks.check_policy_loss,
-        lambda right: indexed_late,
-    ),
-    "a value loss that indexes after the square": (
-        checks.check_value_loss,
-        lambda right: squared_first,
-    ),
-    "log-probs that choose after the softmax": (
-        checks.check_logprobs,
-        lambda right: softmax_first,
-    ),
+    "a policy loss without a gradient": (OF_POLICY, lambda f: lambda *given: f(*given).detach()),
+    "a policy loss that indexes after exp": (OF_POLICY, lambda f: indexed_late),
+    "a value loss that indexes after the square": (OF_VALUE, lambda f: squared_first),
+    "log-probs that choose after the softmax": (checks.check_logprobs, lambda f: softmax_first),
     "weights with a gradient": (
         checks.check_weights,
-        lambda right: lambda lp, ep, m, cap: torch.where(m, (lp - ep).exp().clamp(max=cap), 0.0),
+        lambda f: lambda lp, ep, m, cap: torch.where(m, (lp - ep).exp().clamp(max=cap), 0.0),
     ),
-    "a cliprange in the value loss": (
-        checks.check_value_loss,
-        lambda right: lambda v, old, r, m, c: right(v, old, r, m, 0.2),
-    ),
-    "a gamma": (checks.check_gae, lambda right: lambda r, v, m, g, l: right(r, v, m, 0.9, l)),
-    "a kl_coef": (checks.check_shaping, lambda right: lambda s, k, m, c: right(s, k, m, 0.5)),
+    "a cliprange in the value loss": (OF_VALUE, lambda f: lambda *given: f(*given[:4], 0.2)),
+    "a gamma": (checks.check_gae, lambda f: lambda r, v, m, g, l: f(r, v, m, 0.9, l)),
+    "a kl_coef": (checks.check_shaping, lambda f: lambda s, k, m, c: f(s, k, m, 0.5)),
     "four for 1, 5, 2": (
         checks.check_best_of_n,
-        lambda right: lambda scores, n: 4.0 if n == 2 else right(scores, n),
+        lambda f: lambda scores, n: 4.0 if n == 2 else f(scores, n),
     ),
-    "an accuracy": (checks.check_fair, lambda right: lambda r, g: 13 / 30),
+    "an accuracy": (checks.check_fair, lambda f: lambda r, g: 13 / 30),
 }
 
 

@@ -662,10 +662,8 @@ def test_rows_come_from_everywhere(parts, tmp_path):
     for name in ("a.json", "a.jsonl", "a.csv", "a.parquet", "both", "one"):
         assert data.take(data.load_rows(name), "train").to_pandas().equals(frame), name
     assert len(data.take(data.load_rows("both"), "train+test[:1]")) == 4
-    assert data.take(data.load_rows("one"), "train[1:]")["completion"][:] == [
-        " b",
-        " c",
-    ] and data.take(data.load_rows("one"), "train[-1:]")["completion"][:] == [" c"]
+    assert data.take(data.load_rows("one"), "train[1:]")["completion"][:] == [" b", " c"]
+    assert data.take(data.load_rows("one"), "train[-1:]")["completion"][:] == [" c"]
     loaded = data.load_rows("mini_tldr", None, 3, ["train[:9]", "test"])
     for split, n in (("train[:9]", 9), ("test", 2000)):
         rows = data.take(loaded, split)
@@ -881,11 +879,8 @@ def test_a_log_is_read(tmp_path):
     assert read_log("run")["objective/scores"].tolist() == [1, 2]
     write_run("run", [1.0, 2.0, 3.0])
     log = read_log("run")
-    assert log["episode"].tolist() == [64, 128, 192] and log["eval_score"].tolist() == [
-        0.5,
-        1.0,
-        1.5,
-    ]
+    assert log["episode"].tolist() == [64, 128, 192]
+    assert log["eval_score"].tolist() == [0.5, 1.0, 1.5]
     Path("demo").mkdir()
     Path("demo/metrics.jsonl").write_text(
         '{"stage": "sft", "step": 1, "loss": 9}\n{"stage": "ppo", "step": 1, "episode": 32, '
@@ -951,10 +946,8 @@ def test_the_figure():
         for name, runs in plot_runs.group_runs(["a_seed0", "a_seed1", "b"]).items()
     }
     figure = plot_runs.plot_runs(logs, ["val/ratio", "objective/scores"])
-    assert [axis.get_title() for axis in figure.axes] == [
-        "val/ratio",
-        "objective/scores",
-    ] and "from the least to the most" in figure.get_suptitle()
+    assert [axis.get_title() for axis in figure.axes] == ["val/ratio", "objective/scores"]
+    assert "from the least to the most" in figure.get_suptitle()
     axis = figure.axes[1]
     assert [line.get_ydata().tolist() for line in axis.get_lines()] == [[2, 3, 4], [7, 8, 9]]
     assert axis.get_xlabel() == "episode"
@@ -1184,23 +1177,11 @@ view ppo_seed0 --no-browser
     .splitlines()
 )
 
-AGAIN = dict(
-    dataset_name="mini_tldr",
-    dataset_train_split="train[:64]",
-    dataset_test_split="test[:8]",
-    model_name_or_path="sft",
-    reward_model_path="reward",
-    non_eos_penalty=True,
-    penalty_reward_value=-1,
-    per_device_train_batch_size=16,
-    total_episodes=48,
-    num_ppo_epochs=1,
-    response_length=12,
-    logging_steps=1,
-    save_rollouts=True,
-    use_cpu=True,
-    disable_tqdm=True,
-)
+AGAIN = dict(dataset_train_split="train[:64]", dataset_test_split="test[:8]")
+AGAIN |= dict(dataset_name="mini_tldr", model_name_or_path="sft", reward_model_path="reward")
+AGAIN |= dict(non_eos_penalty=True, penalty_reward_value=-1, response_length=12)
+AGAIN |= dict(per_device_train_batch_size=16, total_episodes=48, num_ppo_epochs=1, logging_steps=1)
+AGAIN |= dict.fromkeys(("save_rollouts", "use_cpu", "disable_tqdm"), True)
 
 
 @pytest.fixture(scope="module")

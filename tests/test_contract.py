@@ -153,7 +153,7 @@ def test_every_model_may_be_a_folder(ppo, letters, tmp_path):
         letters.save_pretrained(tmp_path / name)
 
     def trained(**how) -> PPOTrainer:
-        trainer = ppo.trained(
+        return ppo.trained(
             how["reward"],
             model=how["policy"],
             parts=dict(ref_model=how["ref"], value_model=how["value"])
@@ -161,7 +161,6 @@ def test_every_model_may_be_a_folder(ppo, letters, tmp_path):
             save_rollouts=True,
             total_episodes=16,
         )
-        return trainer
 
     by_name = trained(**{name: str(tmp_path / name) for name in parts}, tokenizer=False)
     found = rollouts(by_name)

@@ -23,16 +23,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from rlhf_nb.checks import EXERCISES
-from rlhf_nb.exercises.course import (
-    EXERCISE,
-    PATH,
-    at_more,
-    beside_table,
-    course_pages,
-    exercise_minutes,
-    path_table,
-    reading_minutes,
-)
+from rlhf_nb.exercises import course
 from rlhf_nb.ui.loop import STEPS, loop_picture
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -129,7 +120,7 @@ def formatted(nb: dict) -> dict:
 
 
 def takes_half_an_hour(page: Page) -> list[str]:
-    minutes = reading_minutes(formatted(page.nb))
+    minutes = course.reading_minutes(formatted(page.nb))
     return [f"{minutes:.1f} minutes to read: {HALF_AN_HOUR} at most"] * (minutes > HALF_AN_HOUR)
 
 
@@ -222,7 +213,7 @@ def exercises_are_announced(page: Page) -> list[str]:
     "Level, minutes, a reason, two hints; a checker for a function, a solution for the rest."
     problems = []
     for number, name, text in exercises(page):
-        if not EXERCISE.match(text):
+        if not course.EXERCISE.match(text):
             problems.append(f"cell {number}: write **Exercise** · level · N minutes · reason")
         hints = len(re.findall(r"<details>\s*<summary>Hint", text))
         if hints != 2:
@@ -386,8 +377,10 @@ def test_no_other_page_shows_a_solution_early():
 
 def path_minutes(pages: list[Page]) -> dict[str, float]:
     "What is above More: to read, and what its exercises announce."
-    above = {page.name: at_more(formatted(page.nb))[0] for page in pages}
-    return {name: reading_minutes(nb) + exercise_minutes(nb) for name, nb in above.items()}
+    above = {page.name: course.at_more(formatted(page.nb))[0] for page in pages}
+    return {
+        name: course.reading_minutes(nb) + course.exercise_minutes(nb) for name, nb in above.items()
+    }
 
 
 def test_the_path_takes_three_hours():
@@ -400,7 +393,7 @@ def test_the_path_takes_three_hours():
 def test_the_index_shows_the_minutes_of_the_pages():
     cells = page(COURSE / "course.ipynb").code
     tables = ["".join(d["text/markdown"]) for c in cells for d in c.outputs if "text/markdown" in d]
-    wanted = [path_table(COURSE), beside_table(COURSE)]
+    wanted = [course.path_table(COURSE), course.beside_table(COURSE)]
     assert tables == wanted, "run nbs/course/course.ipynb again, and keep its tables"
 
 
@@ -428,7 +421,7 @@ def test_what_is_built_beside_the_path_is_linked():
 def path() -> list[Page]:
     "The pages of the path, in the order of reading."
     by_number = {path.stem[:2]: path for path in PATHS}
-    return [page(by_number[number]) for numbers in PATH.values() for number in numbers]
+    return [page(by_number[number]) for numbers in course.PATH.values() for number in numbers]
 
 
 def made(pages: list[Page]) -> dict[str, set[str]]:
@@ -437,7 +430,7 @@ def made(pages: list[Page]) -> dict[str, set[str]]:
     homes: dict[str, set[str]] = {}
     for page in pages:
         begun = "".join(re.findall(r"^#\| default_exp (\w+)", page.source, re.M)[:1])
-        path_ends = len(at_more(page.nb)[0]["cells"])
+        path_ends = len(course.at_more(page.nb)[0]["cells"])
         for cell in page.code:
             if not (export := re.search(r"^#\|\s*exports?\b *(\w*)", cell.source, re.M)):
                 continue
@@ -456,7 +449,7 @@ def unbuilt(path: list[Page], homes: dict[str, set[str]]) -> list[str]:
     problems, earlier = [], set()
     for page in path:
         earlier.add(page.name)
-        above = Page(page.name, at_more(page.nb)[0])
+        above = Page(page.name, course.at_more(page.nb)[0])
         text = "\n".join(cell.source for cell in above.texts)
         nodes = [n for cell in above.code for s in cell.body for n in ast.walk(s)]
         used = {n.id for n in nodes if isinstance(n, ast.Name)}
@@ -523,28 +516,28 @@ def test_minutes_are_counted_as_announced():
     text += "**Exercise** · hard · 15 minutes · it matters more.\n\n" + "word " * (200 - 17)
     cells = [prose(text), code("#| export\n\nx = 1\n" * 10)]
     nb = dict(cells=cells)
-    assert reading_minutes(nb) == pytest.approx(len(text.split()) / 200 + 0.5)
-    assert exercise_minutes(nb) == 20
+    assert course.reading_minutes(nb) == pytest.approx(len(text.split()) / 200 + 0.5)
+    assert course.exercise_minutes(nb) == 20
 
 
 def test_what_is_below_more_is_beside_the_path():
     cells = [prose("# T\n\n> P.\n\n### More or less"), code("1"), prose("## More: T"), code("2")]
-    above, more = at_more(dict(cells=cells))
+    above, more = course.at_more(dict(cells=cells))
     assert (above["cells"], more["cells"]) == (cells[:2], cells[2:])
     for other in ("## Moreover", "# T\n\n## More", "### More"):
         cells[2] = prose(other)
-        assert at_more(dict(cells=cells))[1]["cells"] == [], other
+        assert course.at_more(dict(cells=cells))[1]["cells"] == [], other
 
 
 # catches: a page that is in no part, or in two
 def test_every_page_of_the_path_is_in_one_part():
-    numbers = [number for part in PATH.values() for number in part]
+    numbers = [number for part in course.PATH.values() for number in part]
     assert len(numbers) == len(set(numbers)) and set(numbers) < {p.name[:2] for p in PATHS}
 
 
 def test_a_folder_without_pages_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="give the folder nbs/course"):
-        course_pages(tmp_path)
+        course.course_pages(tmp_path)
 
 
 # ---- Links, in all notebooks ----

@@ -173,6 +173,12 @@ def tokenizers():
     return found
 
 
+def with_template(tokenizers, template: str) -> PreTrainedTokenizerFast:
+    tokenizer = copy.deepcopy(tokenizers["byte-level"])
+    tokenizer.chat_template = template
+    return tokenizer
+
+
 def spoken(ids, labels) -> list[list[int]]:
     "The stretches of ids that have labels."
     runs, before = [], False
@@ -292,10 +298,10 @@ def test_an_answer_takes_two_renderings(style, tokenizers, monkeypatch):
 
 # catches: an end mark that is guessed
 def test_a_template_that_cannot_tell_is_named(tokenizers):
-    tokenizer = copy.deepcopy(tokenizers["byte-level"])
-    tokenizer.chat_template = (
+    tokenizer = with_template(
+        tokenizers,
         "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}"
-        "{{ ' END' if loop.last else ' GO ON' }}{% endif %}{% endfor %}"
+        "{{ ' END' if loop.last else ' GO ON' }}{% endif %}{% endfor %}",
     )
     with pytest.raises(ValueError, match=r"writes ' END' behind the last answer.*generation"):
         marked_answers(TWO, tokenizer)
@@ -304,12 +310,12 @@ def test_a_template_that_cannot_tell_is_named(tokenizers):
 # catches: the user's last turn and headers that are learned, where an answer changes how the template
 # writes what stands before it
 def test_a_prompt_that_the_answer_changes(tokenizers):
-    tokenizer = copy.deepcopy(tokenizers["byte-level"])
-    tokenizer.chat_template = (
+    tokenizer = with_template(
+        tokenizers,
         "{% set said = messages | selectattr('role', 'equalto', 'assistant') | list %}"
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if said and m == said[-1] %}"
         "{{ '<think>\n\n</think>\n\n' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
     )
     found = marked_pair(TWO[:3], TWO[3:], tokenizer)
     assert [found.text[a:b] for a, b in found.answers] == [THOUGHT + "There you are"]
@@ -369,8 +375,7 @@ def test_a_mark_that_is_not_eos_is_logged(tokenizers, ppo, letters, monkeypatch)
 # catches: a line break between the last mark and EOS where a conversation has no prompt apart, as of
 # Gemma; the score of a pair is then read behind other ids
 def test_a_whole_conversation_ends_as_its_pair_does(tokenizers):
-    tokenizer = copy.deepcopy(tokenizers["byte-level"])
-    tokenizer.chat_template = GEMMA
+    tokenizer = with_template(tokenizers, GEMMA)
     other = [turn("assistant", "no")]
     apart = dict(prompt=ONE[:1], chosen=ONE[1:], rejected=other)
     whole = dict(chosen=ONE, rejected=[*ONE[:1], *other])
@@ -383,8 +388,7 @@ def test_a_whole_conversation_ends_as_its_pair_does(tokenizers):
 
 # catches: EOS twice where the content of a last turn brings its own
 def test_a_turn_may_bring_its_own_end(tokenizers):
-    tokenizer = copy.deepcopy(tokenizers["byte-level"])
-    tokenizer.chat_template = CHATML
+    tokenizer = with_template(tokenizers, CHATML)
     own = [*TWO[:3], turn("assistant", TWO[3]["content"] + tokenizer.eos_token)]
     assert marked_answers(own, tokenizer) == marked_answers(TWO, tokenizer)
 
@@ -393,10 +397,10 @@ def test_a_turn_may_bring_its_own_end(tokenizers):
 # does not, where the template writes the prompt otherwise
 @pytest.mark.parametrize("opening", ["{{ 'assistant: ' }}", "{{ 'assistant: <think>' }}"])
 def test_marks_of_generation_in_a_completion(opening, tokenizers):
-    tokenizer = copy.deepcopy(tokenizers["byte-level"])
-    tokenizer.chat_template = (
+    tokenizer = with_template(
+        tokenizers,
         "{% set users = messages | selectattr('role', 'equalto', 'user') | list %}{{ users | length"
-        " }}" + MARKED.replace("{{ 'assistant: ' }}", opening)
+        " }}" + MARKED.replace("{{ 'assistant: ' }}", opening),
     )
     talk = [*TWO, turn("user", "yes"), turn("assistant", "<no"), TWO[0], ONE[1]]
     assert said_of(talk, tokenizer, first=5) == ["<no<|eot_id|>", "A model.<|eot_id|>"]
@@ -404,11 +408,11 @@ def test_marks_of_generation_in_a_completion(opening, tokenizers):
 
 # catches: arguments of a tool that another row has, written as null
 def test_a_call_has_its_own_arguments(tokenizers):
-    tokenizer = copy.deepcopy(tokenizers["byte-level"])
-    tokenizer.chat_template = (
+    tokenizer = with_template(
+        tokenizers,
         "{% for m in messages %}{{ m.role }}: {% if 'tool_calls' in m %}{{ m.tool_calls | tojson }}"
         "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}assistant: {% endif %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}",
     )
     calls = [dict(name="a", arguments=dict(x=1)), dict(name="b", arguments=dict(y=2))]
     talks = [[ONE[0], dict(role="assistant", content=None, tool_calls=[c])] for c in calls]
@@ -423,15 +427,15 @@ def test_a_call_has_its_own_arguments(tokenizers):
 # second of two equal calls that is taken for the first; a call without its mark
 @pytest.mark.parametrize("first", [[], [turn("system", "Be brief."), *TWO]])
 def test_a_template_that_counts_turns_and_tool_calls_are_none(first, tokenizers):
-    tokenizer = copy.deepcopy(tokenizers["byte-level"])
-    tokenizer.chat_template = (
+    tokenizer = with_template(
+        tokenizers,
         "{% set ns = namespace(n=0) %}{% for m in messages if m.role in ('user', 'assistant') and "
         "not m.tool_calls %}{% if (m.role == 'user') != (ns.n % 2 == 0) %}{{ raise_exception("
         "'roles must alternate') }}{% endif %}{% set ns.n = ns.n + 1 %}{% endfor %}"
         "{% for m in messages if m.role != 'system' %}{% if m.tool_calls %}"
         "{{ '[CALLS] ' + m.tool_calls | tojson + eos_token }}{% elif m.role == 'assistant' %}"
         "{{ ' ' + m.content + eos_token }}{% else %}{{ '[' + m.role + '] ' + m.content + ' [/]' }}"
-        "{% if loop.last %}{{ 'Be brief.' }}{% endif %}{% endif %}{% endfor %}"
+        "{% if loop.last %}{{ 'Be brief.' }}{% endif %}{% endif %}{% endfor %}",
     )
     call = [dict(type="function", function=dict(name="late", arguments={}))]
     asks = [dict(role="assistant", tool_calls=call), dict(role="tool", content="no")]
@@ -443,12 +447,12 @@ def test_a_template_that_counts_turns_and_tool_calls_are_none(first, tokenizers)
 
 # catches: gpt-oss refused: turns end by a mark that is not EOS, and all of them begin alike
 def test_a_mark_that_ends_every_turn_but_the_last(tokenizers):
-    tokenizer = copy.deepcopy(tokenizers["byte-level"])
-    tokenizer.chat_template = (
+    tokenizer = with_template(
+        tokenizers,
         "{{ '<|im_start|>system: You are a model.<|eot_id|>' }}{% for m in messages %}"
         "{{ '<|im_start|>' + m.role + ': ' + m.content }}{% if m.role == 'assistant' and loop.last "
         "%}{{ eos_token }}{% else %}{{ '<|eot_id|>' }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}",
     )
     wanted = [": A model.<|eot_id|>", ": There you are"]  # and EOS, as an id
     for form in ("two answers", "a system turn"):
@@ -468,8 +472,7 @@ def test_settings_that_are_wrong_are_named():
 # catches: a completion that goes on with a begun answer refused as no answer; content in blocks
 # and content as text that are joined letter by letter; a prompt that its answer repeats, twice
 def test_prompts_and_answers_are_joined(tokenizers):
-    tokenizer = copy.deepcopy(tokenizers["byte-level"])
-    tokenizer.chat_template = CHATML
+    tokenizer = with_template(tokenizers, CHATML)
     begun = [*ONE[:1], turn("assistant", "A")]
     data = Dataset.from_list([dict(prompt=begun, completion=[turn("assistant", " model.")])])
     every, last = (encode_rows(data, tokenizer, assistant_only=x)[0] for x in (True, False))
@@ -499,8 +502,7 @@ def test_prompts_and_answers_are_joined(tokenizers):
 # catches: the user's turn twice, where the answer repeats it behind a system turn of its own
 @pytest.mark.parametrize("style", ["ChatML", "Mistral", "generation"])
 def test_an_answer_may_bring_a_system_turn_in_front_of_its_prompt(style, tokenizers):
-    tokenizer = copy.deepcopy(tokenizers["byte-level"])
-    tokenizer.chat_template = TEMPLATES[style][0]
+    tokenizer = with_template(tokenizers, TEMPLATES[style][0])
     talk = TALKS["a system turn"]
     for n in (1, 2, 3):  # turns of the prompt
         brought = dict(prompt=TWO[:n], completion=talk)
@@ -516,8 +518,7 @@ def test_an_answer_may_bring_a_system_turn_in_front_of_its_prompt(style, tokeniz
 # catches: a refusal whose advice does not help; a prompt that is a turn of the answer's too, twice
 @pytest.mark.parametrize("answer", [ONE[1:], ONE, [turn("system", "Be brief."), *ONE]])
 def test_a_text_prompt_with_turns_for_an_answer_is_refused_with_the_call(answer, tokenizers):
-    tokenizer = copy.deepcopy(tokenizers["byte-level"])
-    tokenizer.chat_template = CHATML
+    tokenizer = with_template(tokenizers, CHATML)
     row = dict(prompt=ONE[0]["content"], completion=answer, chosen=answer)
     row["rejected"] = [turn("assistant", "no")]
     dataset = Dataset.from_list([row])
@@ -551,9 +552,9 @@ def test_trimmed_offsets_lose_no_space():
 
 # catches: a None that Arrow puts where another row has the key, taken for a setting
 def test_a_key_that_another_row_has_is_no_setting(tokenizers):
-    tokenizer = copy.deepcopy(tokenizers["byte-level"])
-    tokenizer.chat_template = (
-        "{{ 'set' if depth is defined }}{{ tools | tojson if tools }}" + CHATML
+    tokenizer = with_template(
+        tokenizers,
+        "{{ 'set' if depth is defined }}{{ tools | tojson if tools }}" + CHATML,
     )
     rows = [
         dict(prompt=ONE[:1], chat_template_kwargs=dict(depth=1), tools=[dict(name="a", x=1)]),
@@ -674,8 +675,7 @@ def test_columns_without_a_data_set_are_told_the_call():
 
 
 def test_turns_of_the_older_form_are_the_same_turns(tokenizers):
-    tokenizer = copy.deepcopy(tokenizers["byte-level"])
-    tokenizer.chat_template = CHATML
+    tokenizer = with_template(tokenizers, CHATML)
     known = dict(user="human", assistant="gpt", system="system")
     talk = [turn("system", "Be brief"), *TWO]
     older = [{"from": known[x["role"]], "value": x["content"]} for x in talk]

@@ -29,17 +29,8 @@ from rlhf_nb.losses import importance_weights, mismatch, policy_loss, value_loss
 from rlhf_nb.masks import left_pad
 from rlhf_nb.rollout import sample
 from rlhf_nb.sampling import Sampling
+from rlhf_nb.training import engines
 from rlhf_nb.training.completions import complete
-from rlhf_nb.training.engines import (
-    Answer,
-    CachedEngine,
-    VLLMEngine,
-    answer_of,
-    collect,
-    policy_weights,
-    request,
-    vllm_module,
-)
 from rlhf_nb.training.model_loading import tiny_policy
 
 SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=32)
@@ -64,7 +55,7 @@ def policy(letters):
 @pytest.fixture
 def engine(vllm, policy, letters):
     "In float32 so that it can be compared; `.core` is the stand-in's model."
-    made = VLLMEngine(policy, letters, dtype=torch.float32, max_model_length=32)
+    made = engines.VLLMEngine(policy, letters, dtype=torch.float32, max_model_length=32)
     made.core = made.llm.core
     yield made
     made.close()
@@ -132,7 +123,7 @@ def test_nothing_is_written_before_the_first_sync(engine):
     with pytest.raises(RuntimeError, match="call sync"):
         engine.generate(*prompts(), Sampling(4, 0))
     with pytest.raises(RuntimeError, match="call sync"):
-        CachedEngine().generate(*prompts(), Sampling(4, 0))
+        engines.CachedEngine().generate(*prompts(), Sampling(4, 0))
 
 
 # catches: one seed for all rows (n answers to a prompt that are one answer); no seed (a run that
@@ -169,7 +160,7 @@ def test_a_text_ends_a_row(engine, policy, letters):
 
 # catches: the cached engine not being the sampler bit for bit; batches that drop rows
 def test_the_cached_engine_is_the_sampler(policy):
-    engine = CachedEngine(rows=3)
+    engine = engines.CachedEngine(rows=3)
     engine.sync(policy)
     torch.manual_seed(0)
     got, logprobs = engine.generate(*prompts(), Sampling(5, 0, (1,), 0.8, top_k=5))
@@ -184,7 +175,7 @@ def test_the_cached_engine_is_the_sampler(policy):
 
 # catches: an engine that stays on the GPU; one that is used, or given weights, while it sleeps
 def test_it_sleeps_between_rollouts(vllm, policy, letters):
-    engine = VLLMEngine(policy, letters, dtype=torch.float32, sleep=True)
+    engine = engines.VLLMEngine(policy, letters, dtype=torch.float32, sleep=True)
     for _ in range(2):
         engine.sync(policy)
         engine.generate(*prompts(), Sampling(3, 0))
@@ -198,7 +189,7 @@ def test_it_sleeps_between_rollouts(vllm, policy, letters):
 # ---- Answers that do not fit the request ----
 
 HOW = Sampling(4, 0, stop_ids=(1,))
-GOOD = Answer([5, 1], [-1.0, -2.0], "stop")
+GOOD = engines.Answer([5, 1], [-1.0, -2.0], "stop")
 
 
 @pytest.mark.parametrize(
@@ -211,17 +202,17 @@ GOOD = Answer([5, 1], [-1.0, -2.0], "stop")
         ([GOOD, GOOD._replace(logprobs=[-1.0, math.nan])], "not finite"),
         ([GOOD, GOOD._replace(logprobs=[-1.0, None])], "not finite"),
         ([GOOD, GOOD._replace(token_ids=[], logprobs=[])], "row 1 has 0 tokens"),
-        ([GOOD, Answer([5] * 5, [-1.0] * 5, "length")], "has 5 tokens, expected 1 to 4"),
-        ([GOOD, Answer([5, 6], [-1.0] * 2, "stop")], "stopped at token 6"),
-        ([GOOD, Answer([5, 1], [-1.0] * 2, "length")], "continues after"),
-        ([GOOD, Answer([1, 5], [-1.0] * 2, "stop")], "continues after"),
-        ([GOOD, Answer([5], [-1.0], "abort")], "ended with 'abort'"),
-        ([GOOD, Answer([5], [-1.0], None)], "ended with None"),
+        ([GOOD, engines.Answer([5] * 5, [-1.0] * 5, "length")], "has 5 tokens, expected 1 to 4"),
+        ([GOOD, engines.Answer([5, 6], [-1.0] * 2, "stop")], "stopped at token 6"),
+        ([GOOD, engines.Answer([5, 1], [-1.0] * 2, "length")], "continues after"),
+        ([GOOD, engines.Answer([1, 5], [-1.0] * 2, "stop")], "continues after"),
+        ([GOOD, engines.Answer([5], [-1.0], "abort")], "ended with 'abort'"),
+        ([GOOD, engines.Answer([5], [-1.0], None)], "ended with None"),
     ],
 )
 def test_a_bad_answer_is_refused(answers, match):
     with pytest.raises(ValueError, match=match):
-        collect(answers, 2, HOW)
+        engines.collect(answers, 2, HOW)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +236,7 @@ def test_settings_that_nobody_could_carry_out(field, value):
 
 def test_a_missing_vllm_says_how_to_install_it(monkeypatch, policy, letters):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    for make in (lambda: VLLMEngine(policy, letters), vllm_module):
+    for make in (lambda: engines.VLLMEngine(policy, letters), engines.vllm_module):
         with pytest.raises(ImportError, match="pip install 'vllm==0.33.*'.*use_vllm=False"):
             make()
 
@@ -254,12 +245,12 @@ def test_a_missing_vllm_says_how_to_install_it(monkeypatch, policy, letters):
 def test_another_release_is_refused(monkeypatch, version):
     monkeypatch.setitem(sys.modules, "vllm", vllm_stand_in.modules(version)["vllm"])
     with pytest.raises(ImportError, match=f"installed is vLLM {version}, .* written for 0.33"):
-        vllm_module()
+        engines.vllm_module()
 
 
 # catches: a setting left to the model's generation config
 def test_every_sampling_default_of_vllm_is_named():
-    settings = request(Sampling(4, 0, (1,), 0.7), 3)
+    settings = engines.request(Sampling(4, 0, (1,), 0.7), 3)
     assert {
         "repetition_penalty",
         "presence_penalty",
@@ -269,8 +260,8 @@ def test_every_sampling_default_of_vllm_is_named():
         "top_k",
         "min_p",
     } <= set(settings)
-    assert request(Sampling(4, 0, temperature=0.005), 3)["temperature"] == 0
-    assert request(Sampling(4, 0, temperature=0.01), 3)["temperature"] == 0.01
+    assert engines.request(Sampling(4, 0, temperature=0.005), 3)["temperature"] == 0
+    assert engines.request(Sampling(4, 0, temperature=0.01), 3)["temperature"] == 0.01
 
 
 # catches: the likeliest token's log-prob for the drawn one's, where an engine returns several; a
@@ -281,10 +272,10 @@ def test_the_drawn_tokens_log_prob_is_looked_up():
         {1: vllm_stand_in.Logprob(-2.0, 4)},
     ]
     one = vllm_stand_in.CompletionOutput(0, "", [5, 1], tables, "stop")
-    assert answer_of(one) == Answer([5, 1], [-3.0, -2.0], "stop")
+    assert engines.answer_of(one) == engines.Answer([5, 1], [-3.0, -2.0], "stop")
     assert (
-        answer_of(replace(one, token_ids=[6, 1])).logprobs
-        is answer_of(replace(one, logprobs=tables[:1])).logprobs
+        engines.answer_of(replace(one, token_ids=[6, 1])).logprobs
+        is engines.answer_of(replace(one, logprobs=tables[:1])).logprobs
         is None
     )
 
@@ -322,7 +313,7 @@ def test_weights_with_an_adapter_are_the_merged_ones(policy, engine, more):
         assert_close(engine.core.model.get_parameter(name), x, msg=name)
     with adapted.disable_adapter():
         assert_close(
-            dict(policy_weights(adapted))["gpt_neox.layers.0.mlp.dense_4h_to_h.weight"],
+            dict(engines.policy_weights(adapted))["gpt_neox.layers.0.mlp.dense_4h_to_h.weight"],
             adapted.get_base_model()
             .gpt_neox.layers[0]
             .mlp.dense_4h_to_h.base_layer.weight.detach(),
@@ -337,7 +328,7 @@ def test_adapters_that_are_no_plain_lora_are_refused(policy):
         IA3Config(target_modules=["query_key_value"], feedforward_modules=[]),
     ):
         with pytest.raises(ValueError, match="plain LoRA"):
-            list(policy_weights(get_peft_model(copy.deepcopy(policy), config)))
+            list(engines.policy_weights(get_peft_model(copy.deepcopy(policy), config)))
 
 
 # catches: parts sent for wholes under FSDP2; another dtype than was declared
@@ -351,7 +342,7 @@ def test_weights_in_parts_are_sent_whole(policy, tmp_path):
     try:
         fully_shard(policy, mesh=init_device_mesh("cpu", (1,)))
         assert all(hasattr(x, "full_tensor") for x in policy.parameters())
-        got = dict(policy_weights(policy, torch.bfloat16))
+        got = dict(engines.policy_weights(policy, torch.bfloat16))
         assert not any(hasattr(x, "full_tensor") for x in got.values()) and len(got) == len(want)
         for name, x in got.items():
             assert torch.equal(x, want[name.replace("embed_out", "lm_head")].bfloat16()), name
@@ -369,8 +360,8 @@ def test_names_are_those_of_a_checkpoint(policy, tmp_path):
         names = sorted(file.keys())
     assert "embed_out.weight" in names  # and lm_head.weight in memory
     policy.gpt_neox.layers[0] = checkpoint_wrapper(policy.gpt_neox.layers[0])
-    assert sorted(name for name, _ in policy_weights(policy)) == names
-    assert not any(x.requires_grad for _, x in policy_weights(policy))
+    assert sorted(name for name, _ in engines.policy_weights(policy)) == names
+    assert not any(x.requires_grad for _, x in engines.policy_weights(policy))
 
 
 # ---- The correction ----
@@ -481,7 +472,7 @@ def run(ppo, letters):
 
 
 def colocated(letters):
-    return lambda policy: VLLMEngine(policy, letters, dtype=torch.float32)
+    return lambda policy: engines.VLLMEngine(policy, letters, dtype=torch.float32)
 
 
 # catches: an engine that is not given the weights of every update; weights that are not near 1
@@ -499,7 +490,7 @@ def test_a_run_with_vllm_samples_from_every_updates_policy(vllm, run, letters):
     assert all(log["policy/grad_norm"] > 0 for log in history)
 
 
-class Forgets(VLLMEngine):
+class Forgets(engines.VLLMEngine):
     "Wrong: only the first sync counts."
 
     def sync(self, model):
@@ -509,24 +500,24 @@ class Forgets(VLLMEngine):
 
 def test_a_forgotten_sync_shows(vllm, run, letters):
     kl = {}
-    for kind in (VLLMEngine, Forgets):
+    for kind in (engines.VLLMEngine, Forgets):
         make = partial(kind, tokenizer=letters, dtype=torch.float32)
         trainer = run(make, total_episodes=32)
         trainer.train()
         kl[kind] = [log["sampling/kl"] for log in logs(trainer)]
-    assert max(kl[VLLMEngine]) < 1e-9 < 1e-5 < kl[Forgets][-1] and kl[Forgets][0] < 1e-9
+    assert max(kl[engines.VLLMEngine]) < 1e-9 < 1e-5 < kl[Forgets][-1] and kl[Forgets][0] < 1e-9
 
 
 # catches: a correction that does not reach the gradient; one that is on where it is not wanted
 def test_the_correction_reaches_the_gradient(vllm, run, letters):
-    class Off(VLLMEngine):
+    class Off(engines.VLLMEngine):
         "Weights of its own: far from the trainer's."
 
         def sync(self, model):
             super().sync(changed(copy.deepcopy(model)))
 
     after = {}
-    for name, kind in dict(right=VLLMEngine, off=Off).items():
+    for name, kind in dict(right=engines.VLLMEngine, off=Off).items():
         make = partial(kind, tokenizer=letters, dtype=torch.float32)
         trainer = run(make, total_episodes=8, num_ppo_epochs=1)
         torch.manual_seed(0)
@@ -547,7 +538,7 @@ def test_the_correction_reaches_the_gradient(vllm, run, letters):
 # state that an evaluation moves on
 def test_an_engine_completes_as_the_own_sampler_does(vllm, letters):
     policy = changed(tiny_policy(letters, 0, **PPO_SIZES)).eval()
-    engine = VLLMEngine(policy, letters, dtype=torch.float32)
+    engine = engines.VLLMEngine(policy, letters, dtype=torch.float32)
     prompts = [f"{'a b ' * (i % 3)}c d" for i in range(7)]
     engine.sync(policy)
     ask = lambda temperature, **how: complete(
@@ -581,18 +572,15 @@ def test_vllm_writes_the_completions_too(vllm, ppo):
     assert trainer.engine.llm.calls == ["reload_weights", "generate"] * 3
     assert not calls
     assert torch.equal(before, torch.get_rng_state())
-    assert unlike(stale, trainer.engine.llm.core.model.state_dict()) and {
-        "eval_score",
-        "eval_length",
-        "eval_stopped",
-    } <= set(metrics)
+    assert unlike(stale, trainer.engine.llm.core.model.state_dict())
+    assert {"eval_score", "eval_length", "eval_stopped"} <= set(metrics)
     assert trainer.evaluator.rows_at_a_time(500) == 500
     assert len(trainer.callback_handler.eval_dataloader) == 1
 
 
 # catches: an engine of our own that changes what a run does
 def test_the_cached_engine_changes_nothing(run, ppo):
-    own, plain = run(lambda policy: CachedEngine(64)), ppo(learning_rate=1e-2)
+    own, plain = run(lambda policy: engines.CachedEngine(64)), ppo(learning_rate=1e-2)
     for trainer in (own, plain):
         trainer.train()
     assert [untimed(log) for log in logs(own)] == [untimed(log) for log in logs(plain)]

@@ -464,23 +464,14 @@ def test_the_defaults_change_no_bit(dtype):
 
 # ---- Whole updates ----
 
+SEQUENCES = dict(loss_aggregation="sequence_mean")
+NARROW = dict(cliprange=3e-3, cliprange_high=4e-3)
 METHODS = {
     "rloo": dict(advantage_estimator="rloo"),
-    "grpo": dict(
-        advantage_estimator="grpo",
-        kl_in="loss",
-        kl_estimator="k3",
-        loss_aggregation="sequence_mean",
-    ),
+    "grpo": dict(advantage_estimator="grpo", kl_in="loss", kl_estimator="k3", **SEQUENCES),
     "dr_grpo": dict(advantage_estimator="dr_grpo", loss_aggregation="constant", kl_coef=0.0),
     "reinforce_pp": dict(advantage_estimator="reinforce_pp"),
-    "gspo": dict(
-        advantage_estimator="grpo",
-        importance_level="sequence",
-        loss_aggregation="sequence_mean",
-        cliprange=3e-3,
-        cliprange_high=4e-3,
-    ),
+    "gspo": dict(advantage_estimator="grpo", importance_level="sequence", **SEQUENCES, **NARROW),
     "gae": dict(kl_in="loss", kl_estimator="k2", loss_aggregation="sequence_mean", lam_value=1.0),
 }
 

@@ -52,20 +52,23 @@ BOTH = ["linear_attention", "full_attention"]
 LATENT: dict[str, Any] = dict(head_dim=..., num_key_value_heads=4)  # ...: as the family has it
 DECODER = dict(is_decoder=True)
 ZAMBA = dict(num_hidden_layers=4, layers_block_type=["linear_attention", "hybrid"] * 2)
-MORE: dict[str, dict[str, Any]] = dict(
-    axk1=LATENT,
-    axk2=LATENT,
+LATENTS = "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa minicpm3 youtu"
+HYBRIDS = "granitemoehybrid minimax olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next"
+MORE: dict[str, dict[str, Any]] = dict.fromkeys(LATENTS.split(), LATENT)
+MORE |= dict.fromkeys(HYBRIDS.split(), dict(layer_types=BOTH))
+MORE |= dict.fromkeys(
+    ["inkling_text", "inkling2_text"], dict(layer_types=["hybrid", "hybrid_sliding"])
+)
+MORE |= dict.fromkeys(["lfm2", "lfm2_moe"], dict(layer_types=["conv", "full_attention"]))
+MORE |= dict.fromkeys(["codegen", "gptj"], dict(rotary_dim=8))
+MORE |= dict(
     bailing_hybrid=LATENT | dict(layer_types=BOTH),
     bamba=dict(attn_layer_indices=[1]),
-    codegen=dict(rotary_dim=8),
     cpmant=dict(dim_head=8, dim_ff=64),
     dbrx=dict(
         attn_config=dict(kv_n_heads=2, rope_theta=10000.0, clip_qkv=8.0),
         ffn_config=dict(ffn_hidden_size=64, moe_num_experts=4, moe_top_k=2),
     ),
-    deepseek_v2=LATENT,
-    deepseek_v3=LATENT,
-    deepseek_v32=LATENT,
     dots3_note_text=dict(num_key_value_heads=4),
     gemma3n_text=dict(
         num_hidden_layers=4,
@@ -74,28 +77,14 @@ MORE: dict[str, dict[str, Any]] = dict(
         activation_sparsity_pattern=[0.0] * 4,
         laurel_rank=4,
     ),
-    glm4_moe_lite=LATENT,
-    glm_moe_dsa=LATENT,
     gpt_neo=dict(attention_types=[[["global", "local"], 1]], window_size=6, num_layers=2),
-    gptj=dict(rotary_dim=8),
-    granitemoehybrid=dict(layer_types=BOTH),
-    inkling_text=dict(layer_types=["hybrid", "hybrid_sliding"]),
-    inkling2_text=dict(layer_types=["hybrid", "hybrid_sliding"]),
     jamba=dict(attn_layer_period=2, attn_layer_offset=1),
     kimi_linear=LATENT | dict(layer_types=BOTH),
-    lfm2=dict(layer_types=["conv", "full_attention"]),
-    lfm2_moe=dict(layer_types=["conv", "full_attention"]),
     lfm3=dict(num_hidden_layers=3, layer_types=["conv", "sliding_attention", "full_attention"]),
     mamba2=dict(head_dim=8, num_heads=8),
-    minicpm3=LATENT,
-    minimax=dict(layer_types=BOTH),
     nemotron_h=dict(
         num_hidden_layers=4, layers_block_type=["linear_attention", "moe", "full_attention", "mlp"]
     ),
-    olmo_hybrid=dict(layer_types=BOTH),
-    qwen3_5_moe_text=dict(layer_types=BOTH),
-    qwen3_5_text=dict(layer_types=BOTH),
-    qwen3_next=dict(layer_types=BOTH),
     recurrent_gemma=dict(block_types=["recurrent", "attention"]),
     reformer=DECODER
     | dict(axial_pos_shape=(8, 8), axial_pos_embds_dim=(16, 16), num_buckets=4)
@@ -103,7 +92,6 @@ MORE: dict[str, dict[str, Any]] = dict(
     roc_bert=DECODER
     | dict(pronunciation_embed_dim=8, pronunciation_vocab_size=10)
     | dict(shape_embed_dim=8, shape_vocab_size=10),
-    youtu=LATENT,
     zamba=ZAMBA | dict(attention_head_dim=16, attention_hidden_size=64),
     zamba2=ZAMBA
     | dict(hybrid_layer_ids=[1, 3], n_mamba_heads=8)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from small_models import small_model
 
-from rlhf_nb import checks
+from rlhf_nb import checks, masks
 from rlhf_nb.fast_logprobs import response_logprobs
 from rlhf_nb.gae import gae, returns_from
 from rlhf_nb.kl import estimate_kl, full_kl, k1
@@ -20,15 +20,6 @@ from rlhf_nb.losses import (
     policy_loss,
     value_diagnostics,
     value_loss,
-)
-from rlhf_nb.masks import (
-    left_pad,
-    masked_mean,
-    masked_sum,
-    masked_var,
-    response_mask,
-    right_pad,
-    whiten,
 )
 from rlhf_nb.moments import RunningMoments
 from rlhf_nb.packing import last_index, log_ratio, position_ids, reached_stop
@@ -42,18 +33,19 @@ loss, logp = partial(policy_loss, X, X, X), partial(response_logprobs, small_mod
 adaptive = partial(AdaptiveKLController, 0.1)
 
 REFUSED = {  # what the error must say: calls that it refuses
-    "at least one": [(pad, [], 0) for pad in (left_pad, right_pad)],
-    "row 1": [(pad, [[1], []], 0) for pad in (left_pad, right_pad)]
+    "at least one": [(pad, [], 0) for pad in (masks.left_pad, masks.right_pad)],
+    "row 1": [(pad, [[1], []], 0) for pad in (masks.left_pad, masks.right_pad)]
     + [(gae, X, X, mask) for mask in HOLES],
     "row 0": [(gae, X[:1], X[:1], torch.tensor([[0, 1, 1]]))],
-    "pad_token": [(pad, [[1]], None) for pad in (left_pad, right_pad)],
+    "pad_token": [(pad, [[1]], None) for pad in (masks.left_pad, masks.right_pad)],
     "eos_token_id": [
         (f, IDS, stops)
-        for f in (response_mask, reached_stop)
+        for f in (masks.response_mask, reached_stop)
         for stops in (None, [None], 9, "eos", [9.0])
     ],
     r"\[2, 3\].*\[2, 1\]": [
-        (f, X, COLUMN.bool()) for f in (masked_sum, masked_mean, masked_var, whiten)
+        (f, X, COLUMN.bool())
+        for f in (masks.masked_sum, masks.masked_mean, masks.masked_var, masks.whiten)
     ],
     r"\[2, 3\].*\[2, 1\].*one shape": [
         (log_ratio, X, COLUMN),
@@ -125,9 +117,9 @@ def test_arguments_stay_as_they_were():
     mask, rows, prompts = torch.tensor([[True] * 3, [True, False, False]]), [[1], [2, 3]], 5 * IDS
     given = (x, y, z, mask, prompts, LEFT)
     before = [one.clone() for one in given]
-    for f in (masked_sum, masked_mean, masked_var, whiten):
+    for f in (masks.masked_sum, masks.masked_mean, masks.masked_var, masks.whiten):
         f(x, mask)
-    position_ids(mask), last_index(mask), left_pad(rows, 0), right_pad(rows, 0)
+    position_ids(mask), last_index(mask), masks.left_pad(rows, 0), masks.right_pad(rows, 0)
     shape_rewards(x[:, 0], y, mask, 0.1)
     penalize_missing_eos(x[:, 0], ENDED, 1.0), replace_missing_eos(x[:, 0], ~ENDED)
     clip_scores(x[:, 0], 0.1), RunningMoments(2, 0.0, 1.0).normalize(x[:, 0])
@@ -141,6 +133,6 @@ def test_arguments_stay_as_they_were():
 # catches: a catalogue that teaches something else than what the trainer does: the two were written
 # apart
 def test_the_package_passes_its_own_exercises():
-    assert checks.check_mean(masked_mean) and checks.check_response_mask(response_mask)
+    assert checks.check_mean(masks.masked_mean) and checks.check_response_mask(masks.response_mask)
     assert checks.check_gae(gae) and checks.check_shaping(lambda *x: shape_rewards(*x)[0])
     assert checks.check_policy_loss(policy_loss) and checks.check_value_loss(value_loss)

@@ -109,12 +109,8 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     best = found["pool"]["best_of"]
     assert {"16", "32 flipped", "warm", "min", "min, not centred", "gold"} <= set(best)
     proxies = [row["proxy"] for row in best["32"]["best_of"]]
-    assert proxies == sorted(proxies) and [row["n"] for row in best["32"]["best_of"]] == [
-        1,
-        2,
-        4,
-        8,
-    ]
+    assert proxies == sorted(proxies)
+    assert [row["n"] for row in best["32"]["best_of"]] == [1, 2, 4, 8]
     first = found["min"]["updates"][0]
     assert abs(first["kl"]) < 1e-4 and {"member/0", "member/1"} <= set(first)
     assert sum(bucket[0] for bucket in found["length"]["buckets"]) == 48

@@ -99,10 +99,8 @@ def test_the_command_counts_the_kills(tmp_path, capsys):
     words = ["--kinds", "sft", "--kills", "1", "--output", str(tmp_path / "kills.json")]
     assert main(words) == 0
     counted = json.loads((tmp_path / "kills.json").read_text())
-    assert (counted["kills"], counted["bit_for_bit"]) == (
-        1,
-        1,
-    ) and "1 of 1" in capsys.readouterr().out
+    assert (counted["kills"], counted["bit_for_bit"]) == (1, 1)
+    assert "1 of 1" in capsys.readouterr().out
 
 
 # ---- Signals that are heard ----

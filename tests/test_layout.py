@@ -19,16 +19,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from rlhf_nb.base.sharding import gather_weights, layer_names, name_layers
 from rlhf_nb.models import scorer_from, scorer_head, sequence_scores
-from rlhf_nb.training.layout import (
-    Frozen,
-    Offloaded,
-    in_step,
-    layer_by_layer,
-    sharded_frozen,
-    unsharded,
-    whole,
-    without_hooks_of,
-)
+from rlhf_nb.training import layout
 
 IDS = torch.tensor([[5, 6, 7, 8], [4, 3, 2, 9]])
 HERE, SHARDED = "Tensor", "DTensor"
@@ -96,14 +87,14 @@ def spread(model: nn.Module, mesh: DeviceMesh, layers: bool = True) -> nn.Module
 def test_unsharded(scorer, mesh, layers):
     model, wanted = spread(scorer, mesh, layers), scores(scorer)
     assert set(kinds(model).values()) == {SHARDED}
-    with unsharded(model):
+    with layout.unsharded(model):
         assert set(kinds(model).values()) == {HERE}
         assert torch.allclose(scores(model), wanted, atol=1e-6)
         assert set(kinds(model).values()) == {HERE}  # a call leaves them whole
     assert set(kinds(model).values()) == {SHARDED}
     model(input_ids=IDS[:1])
     assert set(kinds(model).values()) == {SHARDED}  # a later call leaves none whole
-    with pytest.raises(RuntimeError, match="on purpose"), unsharded(model):
+    with pytest.raises(RuntimeError, match="on purpose"), layout.unsharded(model):
         raise RuntimeError("on purpose")
     assert set(kinds(model).values()) == {SHARDED}
 
@@ -115,7 +106,7 @@ def test_unsharded_but_for_a_part(scorer, mesh):
         for layer in model.base_model.layers:
             fully_shard(layer, mesh=mesh)
     fully_shard(pair, mesh=mesh)
-    with unsharded(pair, but=pair[1]):
+    with layout.unsharded(pair, but=pair[1]):
         assert set(kinds(pair[0]).values()) == {HERE}
         assert torch.allclose(scores(pair[0]), scores(scorer), atol=1e-6)
         assert kinds(pair[1])["layer"] == SHARDED
@@ -127,7 +118,7 @@ def test_layer_by_layer(scorer, mesh):
     model, seen = spread(scorer, mesh), []
     last = model.base_model.layers[1]
     last.mlp.register_forward_hook(lambda *_: seen.append((kinds(model)["layer"], 1)))
-    with layer_by_layer(model):
+    with layout.layer_by_layer(model):
         assert kinds(model) == dict(layer=SHARDED, head=HERE)
         assert torch.allclose(scores(model), scores(scorer), atol=1e-6)
         assert kinds(model) == dict(layer=SHARDED, head=HERE)
@@ -137,7 +128,7 @@ def test_layer_by_layer(scorer, mesh):
 # catches: a model that is not sharded, touched all the same
 def test_other_models_are_left_alone(scorer):
     before = {name: p.data_ptr() for name, p in scorer.named_parameters()}
-    for context in (unsharded, layer_by_layer, whole, gather_weights):
+    for context in (layout.unsharded, layout.layer_by_layer, layout.whole, gather_weights):
         with context(scorer):
             assert {name: p.data_ptr() for name, p in scorer.named_parameters()} == before
     assert {name: p.data_ptr() for name, p in scorer.named_parameters()} == before
@@ -149,21 +140,21 @@ def test_other_models_are_left_alone(scorer):
 # catches: layers that stay whole after a call, a model that becomes the root itself
 def test_a_frozen_model_is_sharded_layer_by_layer(scorer, mesh):
     model = copy.deepcopy(scorer)
-    placed = sharded_frozen(model, mesh=mesh)
-    assert isinstance(placed, Frozen) and not isinstance(model, FSDPModule)
+    placed = layout.sharded_frozen(model, mesh=mesh)
+    assert isinstance(placed, layout.Frozen) and not isinstance(model, FSDPModule)
     for _ in range(2):
         inside, measured = placed(lambda model: (kinds(model), scores(model)))
         assert inside == dict(layer=SHARDED, head=HERE)
         assert torch.allclose(measured, scores(scorer), atol=1e-6)
         assert set(kinds(model).values()) == {SHARDED}
-    with whole(model):  # its layers fetch themselves
+    with layout.whole(model):  # its layers fetch themselves
         assert set(kinds(model).values()) == {SHARDED}
-    with whole(root := spread(scorer, mesh)):
+    with layout.whole(root := spread(scorer, mesh)):
         assert set(kinds(root).values()) == {HERE}
 
 
 def test_frozen_returns_what_was_measured(scorer):
-    assert torch.equal(Frozen(scorer)(scores), scores(scorer))
+    assert torch.equal(layout.Frozen(scorer)(scores), scores(scorer))
 
 
 # catches: weights fetched twice, or not given back, or given back too early; numbers of other
@@ -176,7 +167,7 @@ def test_offloaded(scorer):
         return weight.clone()
 
     place = lambda: scorer_head(model).weight.data_ptr()
-    offloaded = Offloaded(model, "cpu", fetch)
+    offloaded = layout.Offloaded(model, "cpu", fetch)
     home, sizes = place(), [p.numel() for p in model.parameters()]
     for times in (1, 2):
         with offloaded:
@@ -207,7 +198,7 @@ def test_in_step(policy, mine, others):
         shapes.append(kwargs["input_ids"].shape)
 
     policy.register_forward_pre_hook(note, with_kwargs=True)
-    with in_step(policy, count, "cpu"):
+    with layout.in_step(policy, count, "cpu"):
         for _ in range(mine):
             policy(input_ids=IDS)
     assert len(calls) == max(mine, others) and calls[mine:] == [False] * max(0, others - mine)
@@ -230,7 +221,7 @@ def test_without_hooks_of(policy):
     for library, name in (("deepspeed.runtime", "a"), ("other", "b"), ("deepspeed", "c")):
         body.register_forward_hook(hook_of(library, name))
         body.layers[0].register_forward_pre_hook(hook_of(library, name.upper()))
-    with without_hooks_of(policy, "deepspeed"):
+    with layout.without_hooks_of(policy, "deepspeed"):
         policy(input_ids=IDS)
     assert ran == ["B", "b"]
     ran.clear()

@@ -19,6 +19,8 @@ from rlhf_nb.training.model_loading import tiny_policy
 FAMILIES = ("gpt2", "llama", "qwen2")
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}j{% endif %}"
 GROUPS = dict(num_generations=4, gradient_accumulation_steps=4)
+STOPS = dict(target_kl=0.1, num_mini_batches=2, max_grad_norm=0.0)
+FARTHER = dict(gamma=0.98, cliprange_high=0.3)
 CASES: dict[str, dict[str, Any]] = dict(
     neox={},
     gpt2=dict(family="gpt2"),
@@ -42,21 +44,8 @@ CASES: dict[str, dict[str, Any]] = dict(
     fixed_score=dict(non_eos_penalty=True, penalty_reward_value=-1.0),
     whitened=dict(whiten_rewards=True, normalize_scores=True, score_clip=2.0, dual_clip=3.0),
     own_optimizer=dict(optimizer=True),
-    scheduled=dict(
-        lr_scheduler_type="cosine",
-        warmup_steps=2,
-        value_warmup_updates=3,
-        target_kl=0.1,
-        num_mini_batches=2,
-        max_grad_norm=0.0,
-    ),
-    truncated=dict(
-        bootstrap_truncated=True,
-        lam_value=1.0,
-        lam_length_alpha=0.3,
-        gamma=0.98,
-        cliprange_high=0.3,
-    ),
+    scheduled=dict(lr_scheduler_type="cosine", warmup_steps=2, value_warmup_updates=3, **STOPS),
+    truncated=dict(bootstrap_truncated=True, lam_value=1.0, lam_length_alpha=0.3, **FARTHER),
     mini_tldr=dict(recipe="mini_tldr.yaml"),
     dummy=dict(recipe="dummy.yaml"),
     tldr_pythia_1b=dict(recipe="tldr_pythia_1b.yaml"),

@@ -299,21 +299,17 @@ def test_leftovers_of_the_generation_config_do_not_matter():
     before = greedy(model, PROMPTS)
     free = sample(model, *left_pad(PROMPTS, PAD), Sampling(8, PAD, (STOP,)), seeded())
     c = model.generation_config
-    (
-        c.repetition_penalty,
-        c.forced_bos_token_id,
-        c.forced_eos_token_id,
-        c.suppress_tokens,
-        c.bad_words_ids,
-    ) = 5.0, 9, 9, [2, 3, 4, 5, 6], [[7]]
-    c.no_repeat_ngram_size, c.temperature, c.top_k, c.top_p, c.min_new_tokens, c.eos_token_id = (
-        2,
-        0.1,
-        1,
-        0.1,
-        8,
-        10,
-    )
+    c.repetition_penalty = 5.0
+    c.forced_bos_token_id = 9
+    c.forced_eos_token_id = 9
+    c.suppress_tokens = [2, 3, 4, 5, 6]
+    c.bad_words_ids = [[7]]
+    c.no_repeat_ngram_size = 2
+    c.temperature = 0.1
+    c.top_k = 1
+    c.top_p = 0.1
+    c.min_new_tokens = 8
+    c.eos_token_id = 10
     assert greedy(model, PROMPTS) == before
     assert all(
         torch.equal(a, b)
@@ -352,11 +348,8 @@ def test_texts_leave_out_the_stop_alone(letters):
         torch.tensor([True, False, True]),
     )
     texts, tokens = texts_of(letters, drawn, [STOP])
-    assert texts == ["ab", "abcd", ""] and tokens == [
-        ["a", "b", "<eos>"],
-        ["a", "b", "c", "d"],
-        ["<eos>"],
-    ]
+    assert texts == ["ab", "abcd", ""]
+    assert tokens == [["a", "b", "<eos>"], ["a", "b", "c", "d"], ["<eos>"]]
 
 
 @pytest.fixture(scope="module")

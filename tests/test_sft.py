@@ -100,11 +100,8 @@ def test_labels_stand_on_the_completion():
         [-100, 4, 0, 1, -100],
         [-100, 1, -100, -100, -100],
     ]
-    assert batch["attention_mask"].tolist() == [
-        [1, 1, 1, 1, 1],
-        [1, 1, 1, 1, 0],
-        [1, 1, 0, 0, 0],
-    ] and batch["input_ids"][0].tolist() == [5, 6, 7, 8, 1]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0], [1, 1, 0, 0, 0]]
+    assert batch["input_ids"][0].tolist() == [5, 6, 7, 8, 1]
 
 
 # catches: losses and counts of tokens that are added up in the model's own precision

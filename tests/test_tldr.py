@@ -111,58 +111,45 @@ def test_words_of_facts_mean_one_thing():
     assert not set(re.findall(r"\w+", re.sub(r"\{\w+\}", "", " ".join(templates)))) & set(SLOT)
 
 
-by_hand = {
-    "perfect": (
-        PERFECT,
-        True,
-        dict(covered=7, invented=0, repeated=0, malformed=False, rambling=False, stopped=True),
-        7,
-    ),
-    "three covered": ("my boss sold my car.", True, dict(covered=3, malformed=False), 3),
-    "one invented": ("my boss sold my bike.", True, dict(covered=2, invented=1), 0),
+WHOLE = dict(covered=7, malformed=False)
+by_hand = {  # a summary, its points, and what the judge sees
+    "perfect": (PERFECT, 7, WHOLE | dict(invented=0, repeated=0, rambling=False, stopped=True)),
+    "three covered": ("my boss sold my car.", 3, dict(covered=3, malformed=False)),
+    "one invented": ("my boss sold my bike.", 0, dict(covered=2, invented=1)),
     "repeated": (
         "my boss sold my car on monday on monday.",
-        True,
-        dict(covered=4, repeated=1, malformed=True),
         2,
+        dict(covered=4, repeated=1, malformed=True),
     ),
-    "a word out of place": ("my car sold my boss.", True, dict(covered=3, malformed=True), 2),
+    "a word out of place": ("my car sold my boss.", 2, dict(covered=3, malformed=True)),
     "a word of another kind": (
         "my boss sold my car on angry.",
-        True,
-        dict(covered=3, invented=1, malformed=True),
         0,
+        dict(covered=3, invented=1, malformed=True),
     ),
-    "malformed": ("boss sold car monday", True, dict(covered=4, malformed=True), 3),
+    "malformed": ("boss sold car monday", 3, dict(covered=4, malformed=True)),
     "rambling": (
         "so basically, my boss sold my car.",
-        True,
-        dict(covered=3, rambling=True, malformed=False),
         2.5,
+        dict(covered=3, rambling=True, malformed=False),
     ),
-    "cut off": (
-        "my boss sold my car on monday",
-        False,
-        dict(covered=4, malformed=True, stopped=False),
-        1,
-    ),
-    "cut off, but whole": (PERFECT, False, dict(covered=7, malformed=False, stopped=False), 5),
+    "cut off": ("my boss sold my car on monday", 1, dict(covered=4, malformed=True, stopped=False)),
+    "cut off, but whole": (PERFECT, 5, WHOLE | dict(stopped=False)),
     "too long": (
         "my boss sold my car" + " you know" * 10,
-        True,
-        dict(covered=3, words=25, malformed=True),
         3 - 1 - 0.2 * 3,
+        dict(covered=3, words=25, malformed=True),
     ),
-    "empty": ("", True, dict(covered=0, malformed=True, words=0), -1),
-    "space around it": (f"  {PERFECT}\n", True, dict(covered=7, malformed=False), 7),
-    "other case": ("My Boss sold my car.", True, dict(covered=2, malformed=True), 1),
+    "empty": ("", -1, dict(covered=0, malformed=True, words=0)),
+    "space around it": (f"  {PERFECT}\n", 7, WHOLE),
+    "other case": ("My Boss sold my car.", 1, dict(covered=2, malformed=True)),
 }
 
 
 @pytest.mark.parametrize("name", by_hand)
 def test_verdicts_by_hand(name):
-    text, stopped, seen, gold = by_hand[name]
-    verdict = gold_judge(text, TRUTH, stopped)
+    text, gold, seen = by_hand[name]
+    verdict = gold_judge(text, TRUTH, seen.get("stopped", True))
     assert {field: getattr(verdict, field) for field in seen} == seen
     assert verdict.gold == pytest.approx(gold)
 
@@ -270,10 +257,8 @@ def test_every_edit_pair_differs_in_gold(kind):
 
 def test_pairs_carry_gold_and_noise(world):
     pairs = edit_pairs(world["train"], seed=0)
-    assert (
-        pairs.column_names == "prompt chosen rejected kind gold_chosen gold_rejected".split()
-        and len(pairs) == len(world["train"])
-    )
+    assert pairs.column_names == "prompt chosen rejected kind gold_chosen gold_rejected".split()
+    assert len(pairs) == len(world["train"])
     assert (
         pairs.to_list()
         == edit_pairs(world["train"], seed=0).to_list()
@@ -305,12 +290,8 @@ def test_the_probe_changes_one_fact(world):
         good, bad = (
             gold_judge(pair[side], json.loads(post["facts"])) for side in ("chosen", "rejected")
         )
-        assert (good.covered, good.invented, bad.covered, bad.invented) == (
-            7,
-            0,
-            6,
-            1,
-        ) and not bad.malformed
+        assert (good.covered, good.invented, bad.covered, bad.invented) == (7, 0, 6, 1)
+        assert not bad.malformed
         assert sum(a != b for a, b in zip(pair["chosen"].split(), pair["rejected"].split())) == 1
 
 

@@ -270,25 +270,20 @@ def test_a_plain_run_is_logged_kept_and_saved(ppo, letters, tmp_path):
         AutoTokenizer.from_pretrained(tmp_path / "saved")("abc").input_ids
         == letters("abc").input_ids
     )
-    assert (again.generation_config.eos_token_id, again.generation_config.pad_token_id) == (
-        1,
-        0,
-    ) and "ppo" in (tmp_path / "saved" / "README.md").read_text()
+    assert (again.generation_config.eos_token_id, again.generation_config.pad_token_id) == (1, 0)
+    assert "ppo" in (tmp_path / "saved" / "README.md").read_text()
 
 
 # catches: metrics of the sampled entropy in place of the exact one, losses averaged per micro-batch
 def test_losses_of_a_first_step_by_hand(ppo):
-    trainer = ppo.trained(
+    sizes = dict(
         num_ppo_epochs=1,
-        learning_rate=0.0,
-        save_rollouts=True,
-        missing_eos_penalty=0.0,
-        vf_coef=0.3,
-        entropy_coef=0.2,
         total_episodes=8,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=4,
     )
+    objective = dict(missing_eos_penalty=0.0, vf_coef=0.3, entropy_coef=0.2)
+    trainer = ppo.trained(learning_rate=0.0, save_rollouts=True, **sizes, **objective)
     log, r = logs(trainer)[0], rollouts(trainer)[0]
     real = r.mask.numpy()
     policy = -r.advantages.numpy()[real].mean()

@@ -93,9 +93,8 @@ def test_fault_13_saving_and_lora_under_two_processes(both):
     assert AutoTokenizer.from_pretrained(folder / "saved").pad_token_id == 0
     assert "README.md" in names
     names = {path.name for path in (folder / "whole" / "checkpoint-3").iterdir()}
-    assert {
-        *"rng_state_0.pth rng_state_1.pth manifest.json ppo_state.json".split()
-    } <= names and not list((folder / "whole").glob("*.partial"))
+    assert {*"rng_state_0.pth rng_state_1.pth manifest.json ppo_state.json".split()} <= names
+    assert not list((folder / "whole").glob("*.partial"))
 
 
 # catches: rows written twice or not at all, both ranks drawing the same prompts

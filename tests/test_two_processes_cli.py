@@ -94,11 +94,8 @@ def test_ppo_on_two_processes(folder, launcher, tmp_path):
     assert done.stdout.count("rlhf-nb ppo: 3 steps;") == 1
     assert "2 processes, DDP (MULTI_CPU)" in done.stdout
     state = json.loads((folder / "out" / "trainer_state.json").read_text())
-    assert [log["episode"] for log in state["log_history"] if "episode" in log] == [
-        8,
-        16,
-        24,
-    ] and sum("sample_score" in log for log in state["log_history"]) == 3
+    assert [log["episode"] for log in state["log_history"] if "episode" in log] == [8, 16, 24]
+    assert sum("sample_score" in log for log in state["log_history"]) == 3
     files = sorted((folder / "out" / "rollouts").iterdir())
     assert [path.stem for path in files] == [
         f"update-{n:05d}-rank{rank}" for n in range(3) for rank in range(2)

@@ -81,11 +81,9 @@ class Core:
             self.model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).eval()
         if dtype != "auto":
             self.model.to(getattr(torch, dtype))
-        self.tokenizer, self.mode, self.defaults = (
-            AutoTokenizer.from_pretrained(folder),
-            logprobs_mode,
-            generation_config,
-        )
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.mode = logprobs_mode
+        self.defaults = generation_config
         self.cached, self.stale = set(), False
         self.asleep = False
 
@@ -182,17 +180,15 @@ class LLM:
         distributed_executor_backend=None,
     ):
         assert load_format == "dummy", "there are no weights in this folder"
-        self.core, self.sleeps, self.calls = (
-            Core(
-                model,
-                logprobs_mode=logprobs_mode,
-                generation_config=generation_config,
-                seed=seed,
-                dtype=dtype,
-            ),
-            enable_sleep_mode,
-            [],
+        self.core = Core(
+            model,
+            logprobs_mode=logprobs_mode,
+            generation_config=generation_config,
+            seed=seed,
+            dtype=dtype,
         )
+        self.sleeps = enable_sleep_mode
+        self.calls = []
         self.given = dict(
             gpu_memory_utilization=gpu_memory_utilization, max_model_len=max_model_len
         )
