@@ -141,16 +141,12 @@ def framed():
     return explorer, calls
 
 
-def test_it_draws_at_the_start(framed):
+def test_moving_a_control_redraws(framed):
+    "catches: a control that nobody watches; a view one step behind; a redraw without a change"
     explorer, calls = framed
     assert calls == [dict(steps=4, kind="k1", on=True)] == [explorer.state()]
     assert explorer.view.value == "<p>4 k1 True</p>"
     assert list(explorer.controls) == ["steps", "kind", "on"]
-
-
-def test_moving_a_control_redraws(framed):
-    "catches: a control that nobody watches; a view one step behind; a redraw without a change"
-    explorer, calls = framed
     for name, value in dict(steps=7, kind="k2", on=False).items():
         explorer.controls[name].value = value
         assert calls[-1][name] == value == explorer.state()[name]

@@ -243,8 +243,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 # ---- What is in them ----
 
 
-# catches: a control, or a box that scrolls and so cuts a line, on paper; a picture on another page
-# than its caption
+# catches: a control, or a box that scrolls and so cuts a line, on paper
 @pytest.mark.parametrize("kind", ["rollout", "demo"])
 def test_a_file_on_paper(files: dict[str, Path], read: Callable, kind: str):
     file = read(files[kind])
@@ -256,8 +255,6 @@ def test_a_file_on_paper(files: dict[str, Path], read: Callable, kind: str):
     cut = """all => all.filter(e => e.offsetHeight && getComputedStyle(e).overflow !== 'visible'
         && (e.scrollHeight > e.clientHeight + 1 || e.scrollWidth > e.clientWidth + 1)).map(e => e.className)"""
     assert not file.page.locator("main *").evaluate_all(cut)
-    whole = "all => all.filter(e => getComputedStyle(e).breakInside !== 'avoid').length"
-    assert not file.page.locator("main :is(tr, figure)").evaluate_all(whole)
 
 
 # catches: pale ink, a table without headers, a field without a label, a page that is wider than a
@@ -456,9 +453,6 @@ def test_a_character_of_several_tokens_and_turns(tmp_path: Path, read: Callable)
             assert told.startswith(f"{name}{part} token {t + 1}:")
             assert f"value {r.values[0, t].item():.7g}" in told.replace("−", "-")
         file.press("ArrowRight")
-    ground = "e => getComputedStyle(e).backgroundImage"
-    three = file.page.locator(".text .token").nth(2).evaluate(ground)
-    assert len({*re.findall(r"color\([^)]*\)|rgba?\([^)]*\)", three)}) == 3, three
     assert file.page.locator(".turn").all_inner_texts() == [
         "user\nSay <b>你好</b>.",
         "assistant\nYes?",
