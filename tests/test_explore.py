@@ -71,25 +71,11 @@ def test_choices_make_buttons():
         assert type(made) is widgets.Checkbox and made.value is value
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        (1, 2),
-        (1,),
-        (),
-        (0, 1, 2, 3, 4),
-        ("a", "b", "c"),
-        (0, 1, None),
-        [],
-        {},
-        "abc",
-        None,
-        3,
-        0.5,
-        {1, 2, 3},
-    ],
-    ids=repr,
-)
+TOO_FEW_OR_MANY = [(1, 2), (1,), (), (0, 1, 2, 3, 4), [], {}]
+OF_NO_KIND = [("a", "b", "c"), (0, 1, None), "abc", None, 3, 0.5, {1, 2, 3}]
+
+
+@pytest.mark.parametrize("spec", TOO_FEW_OR_MANY + OF_NO_KIND, ids=repr)
 def test_no_control(spec):
     """catches: a pair taken for bounds without a start; an empty menu; an error that does not say
     which argument it was"""
