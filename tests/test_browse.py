@@ -274,13 +274,8 @@ def test_logs_are_found_wherever_they_lie(tmp_path, where):
         else json.dumps(dict(log_history=lines))
     )
     log = RunFolder(run).log
-    assert log["update"].tolist() == [0, 1, 2, 3, 4] and log["objective/kl"].tolist() == [
-        0,
-        2,
-        4,
-        6,
-        8,
-    ]
+    assert log["update"].tolist() == [0, 1, 2, 3, 4]
+    assert log["objective/kl"].tolist() == [0, 2, 4, 6, 8]
 
 
 def test_a_run_without_a_log_is_drawn_from_its_rollouts(tmp_path):
@@ -407,13 +402,8 @@ def test_the_same_prompt_through_training(tmp_path):
             prompts[u] = "the same"
         update_of(u, prompts=prompts).save(run / "rollouts" / f"update-{u:05d}.safetensors")
     (run / "completions").mkdir()
-    pd.DataFrame(
-        {
-            "query": ["the same", "other"],
-            "model response": ["a <b>answer</b>", "no"],
-            "score": [1.5, 2],
-        }
-    ).to_csv(run / "completions" / "update-00002.csv", index=False)
+    table = "query,model response,score\nthe same,a <b>answer</b>,1.5\nother,no,2\n"
+    (run / "completions" / "update-00002.csv").write_text(table)
     seen = browse(run)
     told = ask(seen.reader, again=[3, 3])["value"]
     assert told["found"] == [(0, 0), (2, 2), (3, 3)]
@@ -430,21 +420,15 @@ def test_two_runs_side_by_side(run, tmp_path):
     seen = browse(run, other)
     listed = seen.reader.head["updates"]
     assert [(one["update"], one.get("runName")) for one in listed[5:]] == [
-        (0, "other"),
-        (1, "other"),
-        (2, "other"),
+        (u, "other") for u in range(3)
     ]
-    assert ask(seen.reader, again=[4, 0])["value"]["found"] == [
-        *((u, 0) for u in range(5)),
-        *((5 + u, 1) for u in range(3)),
-    ]
+    found = ask(seen.reader, again=[4, 0])["value"]["found"]
+    assert found == [(u, 0) for u in range(5)] + [(5 + u, 1) for u in range(3)]
     header, _ = unpacked(ask(seen.reader, load=6))
     assert header["prompts"][1]["text"] == "prompt 0" and header["update"] == 1
     curves = {curve["name"]: curve["lines"] for curve in seen.reader.head["curves"]}
-    assert [(line["run"], len(line["points"])) for line in curves["KL"]] == [
-        ("run", 5),
-        ("other", 3),
-    ]
+    drawn = {line["run"]: len(line["points"]) for line in curves["KL"]}
+    assert drawn == dict(run=5, other=3)
     _, data = read_page(seen.save_html(tmp_path / "x.html", updates=[0, 4]))
     names = [(one["update"], one.get("run", 0)) for one in data["updates"]]
     assert names == [(0, 0), (4, 0), (0, 1), (2, 1)] and data["start"] == 1
@@ -538,14 +522,8 @@ def test_what_a_notebook_keeps(run):
 
 def test_half_filled_rollouts(tmp_path):
     # a run whose rollouts were kept before they were scored
-    run = write(
-        tmp_path,
-        updates=2,
-        log=False,
-        **{name: None for name in SIGNALS if name != "logprobs"},
-        scores=None,
-        raw_scores=None,
-    )
+    absent = [name for name in SIGNALS if name != "logprobs"] + ["scores", "raw_scores"]
+    run = write(tmp_path, updates=2, log=False, **dict.fromkeys(absent))
     seen = browse(run)
     header, rows = unpacked(ask(seen.reader, load=0))
     assert header["recipe"] is None and set(rows) == {"widths", "logprobs"}

@@ -62,17 +62,9 @@ def steered(ppo, acts: dict, updates: int = 6, **settings):
     """A run of so many updates, its dashboard, and what was asked of it, in a thread where acts want
     that."""
     dashboard = LiveDashboard(every=0)
-    trainer = ppo(
-        total_episodes=8 * updates,
-        **ONE_PASS,
-        parts=dict(
-            callbacks=[
-                dashboard,
-                At(**{name: lambda act=act: act(dashboard) for name, act in acts.items()}),
-            ]
-        ),
-        **settings,
-    )
+    hand = At(**{name: lambda act=act: act(dashboard) for name, act in acts.items()})
+    parts = dict(callbacks=[dashboard, hand])
+    trainer = ppo(total_episodes=8 * updates, **ONE_PASS, parts=parts, **settings)
     return trainer, dashboard
 
 
@@ -128,16 +120,10 @@ def test_kl_coef_takes_effect_with_the_next_update_and_is_kept(ppo, kind):
 # catches: a resume that falls back to the configuration, loses the curves before it, or forgets who
 # changed what
 def test_resume_goes_on_with_the_change_and_the_curves(ppo, tmp_path):
-    folder = str(tmp_path / "steered")
-    trainer, _ = steered(
-        ppo,
-        dict(u2=wish(0.3), u4=LiveDashboard.stop),
-        save_strategy="steps",
-        save_steps=10,
-        output_dir=folder,
-    )
+    kept_in = dict(save_strategy="steps", save_steps=10, output_dir=str(tmp_path / "steered"))
+    trainer, _ = steered(ppo, dict(u2=wish(0.3), u4=LiveDashboard.stop), **kept_in)
     assert trainer.train().global_step == 4 and kept(trainer, 4) == 0.3
-    again, dashboard = steered(ppo, {}, save_strategy="steps", save_steps=10, output_dir=folder)
+    again, dashboard = steered(ppo, {}, **kept_in)
     again.train(resume_from_checkpoint=True)
     straight, _ = steered(ppo, dict(u2=wish(0.3)))
     straight.train()
@@ -398,24 +384,13 @@ def test_any_trainer_is_watched(tmp_path):
             dashboard.kl_coef = 0.1
         refused.append(True)
 
-    args = TrainingArguments(
-        str(tmp_path),
-        max_steps=9,
-        logging_steps=2,
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        save_strategy="no",
-    )
+    quiet = dict(use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no")
+    args = TrainingArguments(str(tmp_path), max_steps=9, logging_steps=2, **quiet)
     dashboard = LiveDashboard(every=0)
     assert dashboard.box.children
     data = [dict(x=torch.ones(1), labels=torch.ones(1))] * 16
-    trainer = Trainer(
-        Line(),
-        args,
-        train_dataset=data,
-        callbacks=[dashboard, At(u3=try_it, u5=lambda: dashboard.stop())],
-    )
+    hands = At(u3=try_it, u5=lambda: dashboard.stop())
+    trainer = Trainer(Line(), args, train_dataset=data, callbacks=[dashboard, hands])
     trainer.train()
     assert trainer.state.global_step == 5 and dashboard.run.state == "stopped" and refused
     assert [u for u, _ in dashboard.run.lines["loss"]] == [2, 4, 5]

@@ -43,20 +43,23 @@ PICTURES = [
 ]
 
 
-def sequence_texts(picture, kind):
+def drawn(picture, kind):
+    "Elements of a class, wherever they are; parsing fails on markup that is broken."
     root = ElementTree.fromstring(picture)
-    found = [e for e in root.iter() if e.tag.endswith("}text") and e.get("class") == kind]
-    return ["".join(e.itertext()) for e in found]
+    return [element for element in root.iter() if element.get("class", "").startswith(kind)]
+
+
+def sequence_texts(picture, kind):
+    return ["".join(e.itertext()) for e in drawn(picture, kind) if e.tag.endswith("}text")]
 
 
 # catches: a picture whose padding is on another side than that of left_pad and right_pad
 def test_the_mask_in_the_picture_is_the_mask():
     left = left_pad([[1] * len(p) for p in PROMPTS], 0)[1]
     right = right_pad([[1] * len(r) for r in RESPONSES], 0)[1]
-    drawn = [
-        text == "true" for text in sequence_texts(PICTURES[0], "note") if text in ("true", "false")
-    ]
-    assert drawn == [x for p, r in zip(left.tolist(), right.tolist()) for x in p + r]
+    notes = [text for text in sequence_texts(PICTURES[0], "note") if text in ("true", "false")]
+    wanted = [x for p, r in zip(left.tolist(), right.tolist()) for x in p + r]
+    assert [text == "true" for text in notes] == wanted
 
 
 # catches: an arrow to the column's own token, and a column too many or too few
@@ -68,9 +71,7 @@ def test_each_response_token_is_chosen_once():
     assert "Columns 2 to 4" in PICTURES[1]
     assert sequence_texts(PICTURES[1], "note").count("nothing") == 1
     # values and log-probs one column before their tokens, the score once, at the last one
-    boxes = [
-        e for e in ElementTree.fromstring(PICTURES[2]).iter() if e.get("class") == "box trained"
-    ]
+    boxes = drawn(PICTURES[2], "box trained")
     columns = sorted({float(e.get("x")) for e in boxes})
     places = {x: sum(float(e.get("x")) == x for e in boxes) for x in columns}
     assert list(places.values()) == [2, 2, 2, 1]
@@ -119,16 +120,6 @@ REWARDS, VALUES = torch.tensor([[0.0, 0.0, -0.25, 1.0]]), torch.tensor([[0.5, 0.
 MASK = torch.ones(1, 4, dtype=torch.bool)
 
 
-def drawn(picture, kind):
-    "Elements of a class, wherever they are; parsing fails on markup that is broken."
-    return [
-        element
-        for element in ElementTree.fromstring(picture).iter()
-        if element.get("class", "").startswith(kind)
-    ]
-
-
-# catches: a share of the wrong distance, or one that goes to later tokens
 @pytest.mark.parametrize("gamma, lam", [(1.0, 0.5), (0.5, 1.0), (0.9, 0.0), (1.0, 1.0)])
 def test_the_terms_add_up_to_the_advantages(gamma, lam):
     deltas = td_errors(REWARDS, VALUES, MASK, gamma)[0].tolist()
@@ -193,9 +184,7 @@ def test_the_line_is_the_loss(ratio, advantage, clips):
 
 def flat_bands(picture):
     "Start and width of each band without a gradient, in units of the ratio."
-    root = ElementTree.fromstring(picture)
-    found = [e for e in root.iter() if e.get("class") == "flat"]
-    return [(float(e.get("x")), float(e.get("width"))) for e in found]
+    return [(float(e.get("x")), float(e.get("width"))) for e in drawn(picture, "flat")]
 
 
 def test_bands_are_where_the_gradient_is_zero():
@@ -228,8 +217,7 @@ def test_the_map_tells_tokens_that_move_from_the_others():
 
 
 def boxes(picture, kind):
-    root = ElementTree.fromstring(picture)
-    return [float(e.get("width")) for e in root.iter() if e.get("class") == f"box {kind}".strip()]
+    return [float(e.get("width")) for e in drawn(picture, f"box {kind}")]
 
 
 # catches: a function or a field that was renamed and stayed in the table of the page

@@ -687,22 +687,13 @@ def test_curves_survive_bad_lines_and_refuse_nothing():
 
 
 # ---------------------------------------------------------------- the report
-def judged(model, temperature, rate, low, high, **more):
-    return dict(
-        model=model,
-        temperature=temperature,
-        win_rate=rate,
-        low=low,
-        high=high,
-        posts=2000,
-        gold=4.0,
-        covered=5.0,
-        invented=0.1,
-        malformed=0.01,
-        stopped=0.99,
-        length=17.0,
-        **more,
-    )
+JUDGED = dict(
+    posts=2000, gold=4.0, covered=5.0, invented=0.1, malformed=0.01, stopped=0.99, length=17.0
+)
+
+
+def judged(*row):
+    return dict(zip(("model", "temperature", "win_rate", "low", "high"), row)) | JUDGED
 
 
 def write_run(folder, word=lambda text: text, updates=5, curves=False):
@@ -711,17 +702,8 @@ def write_run(folder, word=lambda text: text, updates=5, curves=False):
     (folder / "completions").mkdir(parents=True)
     (folder / "ppo" / "rollouts").mkdir(parents=True)
     (folder / "demo.json").write_text('{"demo": "a1b2"}')
-    (folder / "settings.json").write_text(
-        json.dumps(
-            {
-                "seed": 3,
-                "quick": False,
-                "kl_coef": 0.05,
-                word("note"): word("value"),
-                "list": [1, 2],
-            }
-        )
-    )
+    chosen = dict(seed=3, quick=False, kl_coef=0.05, list=[1, 2]) | {word("note"): word("value")}
+    (folder / "settings.json").write_text(json.dumps(chosen))
     metrics = (
         [gold(0), *(ppo(8 * u) for u in range(1, 5)), gold(32)]
         if curves
@@ -792,6 +774,11 @@ def result_of(folder):
     return check_page(themed_page("x", element("h1", "x"), demo_report(folder)))
 
 
+def cards_of(reader):
+    "The tables of completions, the best and the worst first."
+    return [x for x in reader.tables if x[0] == ["From", "Summary", "Score", "Gold"]]
+
+
 def test_report_has_it_all(whole):
     reader = result_of(whole)
     text = reader.text
@@ -808,9 +795,7 @@ def test_report_has_it_all(whole):
     assert "on 80.1 % of 2,000 test posts, and SFT's on 42.3 %" in text
     assert "Sampled, temperature 1: +20 points, from 41.0 % to 61.0 %." in text
     assert text.count("Bad form: 1.0 % of PPO's summaries, 1.0 % of SFT's.") == 2
-    gains, results, *after = [
-        x for x in reader.tables if x[0] != ["From", "Summary", "Score", "Gold"]
-    ]
+    gains, results, *after = [x for x in reader.tables if x not in cards_of(reader)]
     assert [row[1::2] for row in gains[1:]] == [
         ["42.3 %", "40.1–44.5 %"],
         ["80.1 %", "78.3–81.8 %"],
@@ -927,9 +912,7 @@ def test_completions_stand_beside_the_right_post(run):
     # catches: posts sorted, joined by text alone (each query is there twice), the worst ones picked
     # upside down
     reader = result_of(run)
-    best, worst, *cards = [
-        table for table in reader.tables if table[0] == ["From", "Summary", "Score", "Gold"]
-    ]
+    best, worst, *cards = cards_of(reader)
     assert [best[3][1], worst[3][1]] == ["ppo 0", "ppo 11"]
     titles = [text for level, text in reader.heads if level == 4]
     assert titles == [f"Post {i} of 12" for i in range(1, 7)] + [  # 0 was the best, 11 the worst
@@ -947,9 +930,7 @@ def test_completions_stand_beside_the_right_post(run):
         run / "completions" / "ppo.csv", index=False
     )
     reader = result_of(run)
-    cards = [
-        table[1:] for table in reader.tables if table[0] == ["From", "Summary", "Score", "Gold"]
-    ]  # the best and the worst first
+    cards = [table[1:] for table in cards_of(reader)]
     assert [[row[1] for row in card[1:]] for card in cards] == [
         ["sft 0", "ppo 0"],
         ["sft 2", "ppo 2"],
@@ -972,9 +953,7 @@ def test_completions_keep_odd_texts(run):
     frame.to_csv(run / "completions" / "sft.csv", index=False)
     frame[:2].iloc[::-1].to_csv(run / "completions" / "ppo.csv", index=False)
     reader = result_of(run)
-    cards = [
-        table[1:] for table in reader.tables if table[0] == ["From", "Summary", "Score", "Gold"]
-    ]  # the best and the worst first
+    cards = [table[1:] for table in cards_of(reader)]
     assert [card[0][1] for card in cards] == ["None", "null", "x"] and [
         card[1][1:] for card in cards
     ] == [["007", "+1.00", "+1.00"], ["(nothing)", "+2.00", "+2.00"], ["nan", "–", "+3.00"]]

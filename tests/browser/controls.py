@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from lab import Notebook
 from playwright.sync_api import ElementHandle
 
-WAYS = ("keyboard", "mouse")
 ATTEMPTS = 10  # states of the neighbours in which a control may come alive
 LINGER = 300  # milliseconds that a view may take once the kernel is done
 
@@ -298,7 +297,7 @@ class Widget:
         """Each control, all by keyboard and then all by mouse: those that change nothing, and what
         was tried."""
         found = []
-        for way in WAYS:
+        for way in ("keyboard", "mouse"):
             for one in self.controls():
                 try:
                     told = self.works(one["key"], one["kind"], way)

@@ -252,18 +252,12 @@ class Notebook:
             + (f" Lab asks: {' '.join(asks)}" if asks else "")
         )
 
-    def command(self, name: str, **args: object) -> None:
-        "One of Lab's commands."
-        self.page.evaluate(
-            "([name, args]) => jupyterapp.commands.execute(name, args).then(() => null)",
-            [name, args],
-        )
-
     def theme(self, name: str) -> None:
         "Light or Dark."
         if self.page.evaluate("document.body.dataset.jpThemeName") == f"JupyterLab {name}":
             return
-        self.command("apputils:change-theme", theme=f"JupyterLab {name}")
+        change = "theme => void jupyterapp.commands.execute('apputils:change-theme', {theme})"
+        self.page.evaluate(change, f"JupyterLab {name}")
         self.page.wait_for_function(
             "name => document.body.dataset.jpThemeName === name", arg=f"JupyterLab {name}"
         )
@@ -377,12 +371,6 @@ def leave_out(folder: Path) -> None:
         path.write_text(json.dumps(nb), encoding="utf-8")
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 class Lab:
     "A server with a browser in front of it."
 
@@ -434,7 +422,9 @@ def drive(chromium: str) -> Iterator[Browser]:
 @contextmanager
 def serve(folder: Path, notebooks: Path, browser: Browser) -> Iterator[Lab]:
     "Lab and a browser in front of it, both with an empty profile, for as long as the block lasts."
-    env, port, log = fresh(folder, notebooks), free_port(), folder / "lab.log"
+    env, log = fresh(folder, notebooks), folder / "lab.log"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     leave_out(folder / "nbs")
     command = [
         sys.executable,

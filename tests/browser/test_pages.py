@@ -129,9 +129,8 @@ def test_axe_finds_nothing_serious(notebook: Notebook, shown: list[Widget], them
 
 # catches: a control that is connected to nothing, one that only the mouse or only the keyboard
 # moves
-def test_every_control_is_answered(notebook: Notebook, shown: list[Widget], pictures: Path):
+def test_every_control_is_answered(notebook: Notebook, shown: list[Widget]):
     dead = [told for widget in shown for told in widget.dead()]
-    photograph(shown, 1280, f"{pictures}/{page_of(notebook)}-{{}}-worked.png")
     assert not (told := lines(dead, page_of(notebook))), told
 
 

@@ -243,8 +243,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 # ---- What is in them ----
 
 
-# catches: a control, or a box that scrolls and so cuts a line, on paper; a picture on another page
-# than its caption
+# catches: a control, or a box that scrolls and so cuts a line, on paper
 @pytest.mark.parametrize("kind", ["rollout", "demo"])
 def test_a_file_on_paper(files: dict[str, Path], read: Callable, kind: str):
     file = read(files[kind])
@@ -256,8 +255,6 @@ def test_a_file_on_paper(files: dict[str, Path], read: Callable, kind: str):
     cut = """all => all.filter(e => e.offsetHeight && getComputedStyle(e).overflow !== 'visible'
         && (e.scrollHeight > e.clientHeight + 1 || e.scrollWidth > e.clientWidth + 1)).map(e => e.className)"""
     assert not file.page.locator("main *").evaluate_all(cut)
-    whole = "all => all.filter(e => getComputedStyle(e).breakInside !== 'avoid').length"
-    assert not file.page.locator("main :is(tr, figure)").evaluate_all(whole)
 
 
 # catches: pale ink, a table without headers, a field without a label, a page that is wider than a
@@ -456,9 +453,6 @@ def test_a_character_of_several_tokens_and_turns(tmp_path: Path, read: Callable)
             assert told.startswith(f"{name}{part} token {t + 1}:")
             assert f"value {r.values[0, t].item():.7g}" in told.replace("−", "-")
         file.press("ArrowRight")
-    ground = "e => getComputedStyle(e).backgroundImage"
-    three = file.page.locator(".text .token").nth(2).evaluate(ground)
-    assert len({*re.findall(r"color\([^)]*\)|rgba?\([^)]*\)", three)}) == 3, three
     assert file.page.locator(".turn").all_inner_texts() == [
         "user\nSay <b>你好</b>.",
         "assistant\nYes?",
@@ -476,8 +470,9 @@ def test_masked_tokens(tmp_path: Path, read: Callable):
     grounds = tokens.evaluate_all("all => all.map(e => getComputedStyle(e).backgroundColor)")
     assert grounds[1] == "rgba(0, 0, 0, 0)" != grounds[2]
     assert "Grey: masked" in file.text(".head > .legend")
-    file.press("l")
-    assert file.text(".bubble").startswith("b token 3")
+    for key in "lL":  # the masked token's log-prob is the lowest
+        file.press(key)
+        assert file.text(".bubble").startswith("b token 3")
 
 
 SCRIPTS = [
@@ -917,6 +912,73 @@ def test_the_focus_is_not_lost(files: dict[str, Path], read: Callable, live: boo
     file.wait("Update 0, episode 4")
     file.press("n")
     assert file.episode() == 5
+
+
+# catches: an update that one cannot come to, or come back from; the first update shown where the
+# last was meant; an address that forgets the episode, the update or the signal; a filter that turns
+# a link, or a card, into one to another episode; a link to what the file has not that leads
+# elsewhere without a word; a link without a tint that comes back with one
+def test_updates_addresses_and_links(files: dict[str, Path], read: Callable):
+    file = read(files["run"])
+    said, find = file.page.locator(".bar .count"), file.page.get_by_label("Find")
+    pressed = file.page.locator(".signals [aria-pressed=true]")
+    only, above = file.page.get_by_label("Only"), file.page.get_by_label("above", exact=True)
+    to = lambda place: file.page.evaluate("place => { location.hash = place; }", place)
+    assert file.update() == 3
+    for key, wanted in ((",", 2), (".", 3), (".", 0), (",", 3)):
+        file.press(key)
+        file.wait(f"Update {wanted},")
+    file.page.get_by_role("combobox", name="Update").select_option("1")
+    assert file.update() == 1
+    box = file.page.locator(".curves svg").first.bounding_box()
+    file.page.mouse.move(box["x"] + 2, box["y"] + 20)
+    assert "at update 0" in file.text(".curves figure >> nth=0")  # before it is gone to
+    file.page.mouse.click(box["x"] + 2, box["y"] + 20)
+    assert file.update() == 0
+    file.press(".", ".", "n", "n", "2")
+    file.wait("Update 2, episode 2")
+    signal = pressed.inner_text()
+    file.page.wait_for_url("**#update=2&episode=2&*")  # it is written after the drawing
+    file.go(file.page.url.removeprefix(file.url))
+    file.wait("Update 2, episode 2")
+    assert pressed.inner_text() == signal
+    find.fill("post 3")
+    assert file.episode() == 3
+    to("#update=1&episode=2")
+    file.wait("Update 1, episode 2")
+    assert find.input_value() == "" and len(file.listed()) == 6
+    scores = [rollout(6, 8, seed=u, update=u).scores for u in (0, 1)]
+    low = int((scores[1] - scores[0]).argmax())  # the filter leaves it in update 1 alone
+    to(f"#update=1&episode={low}")
+    file.wait(f"Update 1, episode {low} ")
+    only.select_option("score above")
+    above.fill(f"{((scores[0] + scores[1])[low] / 2).item():.3f}")
+    file.page.locator(".rows").focus()
+    file.press("g")
+    file.page.locator(".card button", has_text="update 0,").click()
+    file.wait(f"Update 0, episode {low} ")
+    assert len(file.listed()) == 6
+    at = f"Update 0, episode {low} "
+    for place, wanted, where in (
+        ("#update=5&episode=3", "Update 5 is not in this file.", at),
+        ("#update=0&episode=500", "Episode 500 is not in update 0 of this file.", at),
+        ("#update=2&episode=500", "Episode 500 is not in update 2 of this file.", "Update 2, ep"),
+        ("#update=%3Cb%3E", "The update of this address is not in this file.", "Update 2, ep"),
+    ):
+        to(place)
+        expect(said).to_have_text(wanted)
+        assert file.text(".page > .facts").startswith(where)
+    file.page.locator(".rows").focus()
+    file.press("n")
+    expect(said).to_have_text("")
+    pressed.click()
+    assert not pressed.count()
+    expect(file.page).to_have_url(re.compile("signal=$"))
+    file.go(file.page.url.removeprefix(file.url))
+    assert not pressed.count()
+    file.go("#update=9&episode=2")
+    expect(said).to_have_text("Update 9 is not in this file.")
+    assert pressed.count() and (file.update(), file.episode()) == (3, 0)
 
 
 # catches: a curve with a point before the first update that has an axis of its own, few measurements
