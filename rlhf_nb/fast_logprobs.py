@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .base.fused import fused_logprobs, plain_head
 from .base.last_layer import read_at
-from .base.opened import accepted, project, reads_end_to_end, separable_model
+from .base.opened import accepted_inputs, project, reads_end_to_end, separable_model
 from .logprobs import apply_temperature, response_logits, token_entropy, token_logprobs
 from .packing import pack
 
@@ -41,7 +41,7 @@ def response_states(
     packed = pack(prompt_ids, prompt_mask, response_ids, mask, align or 0, end_to_end)
     read = torch.cat([real.new_ones(len(real), 1), real], 1)  # a value head reads the last one too
     with read_at(body, packed.places[read]):
-        hidden = body(**accepted(body.forward, packed.inputs)).last_hidden_state
+        hidden = body(**accepted_inputs(body.forward, packed.inputs)).last_hidden_state
     states = hidden.flatten(0, 1).index_select(0, packed.places[:, :-1][real])
     return states, project(inner), inner.config.get_text_config().vocab_size
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from rlhf_nb.base.opened import (
-    accepted,
+    accepted_inputs,
     body_of,
     masks_left_padding,
     reads_end_to_end,
@@ -117,7 +117,7 @@ class PolicyAndValue(nn.Module):
         if not isinstance(self.value, ValueHead):
             return response_values(self.value, *r.sequences)
         packed, body = pack(*r.sequences, align=0), unwrap(self.policy).get_decoder()
-        hidden = body(**accepted(body.forward, packed.inputs)).last_hidden_state
+        hidden = body(**accepted_inputs(body.forward, packed.inputs)).last_hidden_state
         return self.value(hidden).flatten()[packed.places]
 
     def activation_checkpointing_enable(self, **kwargs: object) -> None:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .base.opened import accepted, masks_left_padding, unwrap
+from .base.opened import accepted_inputs, masks_left_padding, unwrap
 from .packing import pack
 
 # %% auto #0
@@ -71,9 +71,9 @@ def response_logits(
     rows, width = (prompt_ids, prompt_mask, response_ids, mask), response_ids.shape[1] + 1
     if not masks_left_padding(model):
         packed = pack(*rows, align=0)
-        logits = model(**accepted(forward, packed.inputs)).logits
+        logits = model(**accepted_inputs(forward, packed.inputs)).logits
         return logits.flatten(0, 1)[packed.places[:, :-1]]
     inputs = pack(*rows, align=None).inputs
     if "logits_to_keep" in inspect.signature(forward).parameters:
         inputs["logits_to_keep"] = width
-    return model(**accepted(forward, inputs)).logits[:, -width:-1]
+    return model(**accepted_inputs(forward, inputs)).logits[:, -width:-1]

@@ -14,8 +14,8 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from .base.custom import body_weights, linear_head
 from .base.last_layer import read_at
 from .base.loading import check_class
-from .base.opened import accepted, reads_end_to_end, unwrap
-from .base.sharding import gathered, sharded_by_deepspeed
+from .base.opened import accepted_inputs, reads_end_to_end, unwrap
+from .base.sharding import gather_weights, sharded_by_deepspeed
 from .packing import pack, position_ids
 
 # %% auto #0
@@ -79,7 +79,7 @@ def token_scores(
         position_ids=position_ids(real),
         use_cache=False,
     )
-    hidden = body(**accepted(body.forward, inputs))
+    hidden = body(**accepted_inputs(body.forward, inputs))
     return _head_scores(model, hidden.last_hidden_state)
 
 # %% ../nbs/course/04_models.ipynb #4c9bd57a
@@ -111,7 +111,9 @@ def response_values(
     read = torch.cat([mask.new_ones(len(mask), 1), mask], 1).bool()
     places = packed.places[read]
     with read_at(body, places):
-        hidden = body(**accepted(body.forward, packed.inputs)).last_hidden_state.flatten(0, 1)
+        hidden = body(**accepted_inputs(body.forward, packed.inputs)).last_hidden_state.flatten(
+            0, 1
+        )
     values = _head_scores(model, hidden.index_select(0, places))
     return values.new_zeros(read.shape).masked_scatter(read, values)
 
@@ -119,7 +121,7 @@ def response_values(
 def zero_head(model: PreTrainedModel) -> PreTrainedModel:
     "The same model, its head and centre set to zero: every state starts with the value 0."
     head = scorer_head(model)
-    with gathered(head, write=True):
+    with gather_weights(head, write=True):
         nn.init.zeros_(head.weight)
         if head.bias is not None:
             nn.init.zeros_(head.bias)

@@ -32,7 +32,7 @@ from .base.encoding import ANSWERS, Marked, encode, front_ids, overlap, pair_tex
 from .base.fields import NotNegative, setting
 from .base.last_layer import read_at
 from .base.markdown import inline, on_hub, two_columns
-from .base.noise import check_steady, without_noise
+from .base.noise import check_steady, switch_off_noise
 from .base.opened import unwrap
 from .models import token_scores
 from .packing import position_ids
@@ -371,7 +371,7 @@ class RewardTrainer(SealedTrainer):
             pair_batch, pad_id=tokenizer.pad_token_id, multiple=args.pad_to_multiple_of or 1
         )
         super().__init__(
-            without_noise(scorer) if args.disable_dropout else scorer,
+            switch_off_noise(scorer) if args.disable_dropout else scorer,
             args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,

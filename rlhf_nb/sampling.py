@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache, StopStringCriteria
 
 from rlhf_nb.base.opened import (
-    accepted,
+    accepted_inputs,
     embedding_rows,
     project,
     separable_model,
@@ -116,7 +116,7 @@ class Writing:
         packed = pack(self.unread, self.mask, nothing.long(), nothing, align=1)
         inner, last = separable_model(self.model), packed.places[:, 0]
         body = unwrap(self.model) if inner is None else inner.get_decoder()
-        inputs = accepted(body.forward, packed.inputs)
+        inputs = accepted_inputs(body.forward, packed.inputs)
         if inner is None:
             return self.model(**inputs).logits.flatten(0, 1)[last]
         return project(inner)(body(**inputs).last_hidden_state.flatten(0, 1)[last])
@@ -152,7 +152,7 @@ def cache_gap(
     alone = []
     for row in rows:
         inputs = dict(input_ids=row[None], attention_mask=torch.ones_like(row[None]))
-        output = model(**accepted(real.forward, inputs | dict(use_cache=False)))
+        output = model(**accepted_inputs(real.forward, inputs | dict(use_cache=False)))
         alone.append(output.logits[0, -STEPS - 1 : -1].float())
     ids, mask = left_pad([row[:-STEPS].tolist() for row in rows], 0)
     writing, active = Writing(model, ids.to(device), mask.to(device), cached), [0, 1, 2]

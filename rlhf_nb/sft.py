@@ -47,7 +47,7 @@ from rlhf_nb.base.encoding import (
 from .base.fields import Facts, NotNegative, setting
 from .base.last_layer import read_at
 from .base.opened import embedding_rows, reads_end_to_end, unwrap
-from .base.sharding import gathered
+from .base.sharding import gather_weights
 from .masks import right_pad
 from .training.model_loading import add_adapter, fit_embeddings, load_policy
 from .training.prompts import rows_of
@@ -457,7 +457,7 @@ class SFTTrainer(SealedTrainer):
             **more,
         )
         if args.packing:
-            with self.accelerator.autocast(), gathered(self.model):
+            with self.accelerator.autocast(), gather_weights(self.model):
                 check_packing(self.model)
 
     def evaluate(self, eval_dataset: Any = None, *given: Any, **named: Any) -> dict[str, float]:

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from transformers.utils import logging
 
 from .base.lower_layers import lower_layers_once
-from .base.noise import without_noise
+from .base.noise import switch_off_noise
 from .base.opened import embedding_rows
 from .estimators import ESTIMATORS, equal_groups, loss_weights
 from .forward import PolicyAndValue
@@ -139,7 +139,7 @@ class PPOTrainer(UpdateTrainer):
         eval_dataset = self.prompts.load(eval_dataset, "eval_dataset")
         judges.check_columns(train_dataset, *sets_of(eval_dataset).values())
         super().__init__(
-            without_noise(pair),
+            switch_off_noise(pair),
             args,
             data_collator=data_collator or partial(collate_prompts, tokenizer=tokenizer),
             train_dataset=train_dataset,

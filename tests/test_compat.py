@@ -91,22 +91,11 @@ def test_new_names_exist():
         for old, new in table.items():
             assert old not in known
             first = new.replace(",", " ").replace(":", " ").replace("=", " ").split()[0].rstrip(";")
-            assert (
-                first in known
-                or first in ("leave", "a")
-                or (first in fields and new.startswith(f"{first} of PPOConfig"))
-                or new
-                in (
-                    "train_dataset of PPOTrainer",
-                    "peft_config of PPOTrainer",
-                )
-            ), (old, new)
-    for new in (
-        IMPORTS["PPOv2Trainer"],
-        IMPORTS["PPOv2Config"],
-        IMPORTS["SIMPLE_QUERY_CHAT_TEMPLATE"],
-    ):
-        assert getattr(rlhf_nb, new)
+            of_other = new in (f"{first} of PPOConfig", f"{first} of PPOTrainer")
+            of_other |= first in fields and new.startswith(f"{first} of PPOConfig")
+            assert first in known or first in ("leave", "a") or of_other, (old, new)
+    for old in ("PPOv2Trainer", "PPOv2Config", "SIMPLE_QUERY_CHAT_TEMPLATE"):
+        assert getattr(rlhf_nb, IMPORTS[old])
 
 
 def test_an_old_field_or_keyword_names_the_new_one(tmp_path):

@@ -8,7 +8,7 @@ from datasets import Dataset
 from ppo_fixtures import PROMPTS, SIZES, rollouts, unlike, weights
 from transformers import TrainingArguments
 
-from rlhf_nb.diagnose.memory import PPOSetup
+from rlhf_nb.diagnose.memory import MemoryPlan
 from rlhf_nb.gae import gae, td_errors
 from rlhf_nb.losses import policy_diagnostics, policy_loss, value_diagnostics, value_loss
 from rlhf_nb.models import scorer_from
@@ -88,7 +88,7 @@ def test_functions_have_the_defaults_of_the_settings():
             value_diagnostics,
             gae,
             td_errors,
-            PPOSetup,
+            MemoryPlan,
         )
         for name, given in inspect.signature(function).parameters.items()
         if given.default is not given.empty and given.default != settings.get(name, given.default)

@@ -133,16 +133,12 @@ def run(tmp_path_factory):
 
 def test_a_run_leaves_what_is_promised(run):
     folder, out, err, memory = run
-    assert (
-        not [name for name in PROMISED if not (folder / name).is_file()]
-        and err == ""
-        and not list(folder.glob("*.partial"))
-    )
+    assert not [name for name in PROMISED if not (folder / name).is_file()]
+    assert err == "" and not list(folder.glob("*.partial"))
     assert memory < 2 * 2**30
     page = (folder / "rollouts.html").read_text()
-    assert (
-        page.index("points</p>") < page.index('id="app"') and not (folder / "report.html").exists()
-    )
+    assert page.index("points</p>") < page.index('id="app"')
+    assert not (folder / "report.html").exists()
     assert len(list(csv.reader(open(folder / "completions" / "ppo.csv")))) == 1 + TINY["eval_posts"]
     assert len(out.splitlines()) < 80
     end = out.splitlines()[-3:]
@@ -150,9 +146,7 @@ def test_a_run_leaves_what_is_promised(run):
     assert end[1] == f"  open {folder / 'rollouts.html'}" and end[2] == f"  rlhf-nb view {folder}"
     assert "3 of 40 test posts, near-greedy" in out and "model response" not in out
     assert "Sampled, temperature 1: " in out and out.count("Bad form: ") == 2
-    assert [
-        len(Rollout.load(path)) for path in sorted((folder / "ppo" / "rollouts").iterdir())
-    ] == [16, 16, 16]
+    assert [len(Rollout.load(x)) for x in (folder / "ppo" / "rollouts").iterdir()] == [16, 16, 16]
 
 
 def test_the_numbers_are_kept(run):
@@ -170,48 +164,24 @@ def test_the_numbers_are_kept(run):
         t = row["temperature"]
         assert row["difference"] == pytest.approx(rates["ppo", t] - rates["sft", t])
         assert -1 <= row["low"] < row["difference"] < row["high"] <= 1 and row["posts"] == 40
-    assert [(row["model"], row["temperature"]) for row in verdict] == [
-        ("sft", 0.01),
-        ("sft", 1.0),
-        ("ppo", 0.01),
-        ("ppo", 1.0),
-    ]
-    assert all(
-        0 <= row["low"] <= row["win_rate"] <= row["high"] <= 1 and row["posts"] == 40
-        for row in verdict
-    )
+    assert list(rates) == [("sft", 0.01), ("sft", 1.0), ("ppo", 0.01), ("ppo", 1.0)]
+    for row in verdict:
+        assert 0 <= row["low"] <= row["win_rate"] <= row["high"] <= 1 and row["posts"] == 40
 
 
 # catches: stages done again in silence, a folder of other settings written over
 def test_a_second_call_uses_what_is_finished(run, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    folder, before = run[0], models(run[0])
-    kept = {
-        name: time
-        for name, time in tree(folder).items()
-        if name.split("/")[0] in ("sft", "pairs", "reward", "ppo")
-    }
-    trained = [log for log in logs(folder) if log["stage"] in ("sft", "pairs", "reward", "ppo")]
+    folder, before, trained = run[0], models(run[0]), ("sft", "pairs", "reward", "ppo")
+    files = lambda: {k: x for k, x in tree(folder).items() if k.split("/")[0] in trained}
+    lines = lambda: [log for log in logs(folder) if log["stage"] in trained]
+    kept, logged = files(), lines()
     code, (out, err) = cli.main(words(folder)), capsys.readouterr()
-    assert (
-        code == 0
-        and err == ""
-        and [
-            re.search(rf"^{name} .*reused", out, re.M) is not None
-            for name in ("sft", "pairs", "reward", "ppo")
-        ]
-        == [True] * 4
-    )
-    assert (
-        models(folder) == before
-        and {name: time for name, time in tree(folder).items() if name in kept} == kept
-    )
-    assert [
-        log for log in logs(folder) if log["stage"] in ("sft", "pairs", "reward", "ppo")
-    ] == trained  # nothing was trained
-    assert sorted(log["stage"] for log in logs(folder) if log.get("event") == "done") == sorted(
-        ["world", "sft", "pairs", "reward", "ppo", "judge"]
-    )  # and nothing counts twice
+    assert code == 0 and err == ""
+    assert all(re.search(rf"^{name} .*reused", out, re.M) for name in trained)
+    assert models(folder) == before and files() == kept and lines() == logged  # nothing was trained
+    done = sorted(log["stage"] for log in logs(folder) if log.get("event") == "done")
+    assert done == sorted(["world", *trained, "judge"])  # and nothing counts twice
 
 
 @pytest.mark.parametrize(
@@ -245,21 +215,15 @@ def test_an_interrupted_run_goes_on(run, tmp_path):
     before = psutil.Process(child.pid).cpu_times()
     child.send_signal(signal.SIGINT)
     code, _, err, used = finish(child, folder)
-    assert (
-        used.ru_utime + used.ru_stime - before.user - before.system < 5 and code == 130
-    )  # of its own time: others may keep the processors busy
+    # of its own time: others may keep the processors busy
+    assert used.ru_utime + used.ru_stime - before.user - before.system < 5 and code == 130
     assert len(err.strip().splitlines()) == 1 and "the same command goes on" in err
-    assert (
-        (folder / "sft").is_dir()
-        and (folder / "pairs").is_dir()
-        and not (folder / "reward").exists()
-        and not (folder / "ppo").exists()
-    )
+    there = [name for name in ("sft", "pairs", "reward", "ppo") if (folder / name).exists()]
+    assert there == ["sft", "pairs"]
     code, out, err, _ = finish(start(folder), folder)
     assert code == 0 and out.count("reused") == 2
-    assert not [name for name in PROMISED if not (folder / name).is_file()] and not list(
-        folder.glob("*.partial")
-    )
+    assert not [name for name in PROMISED if not (folder / name).is_file()]
+    assert not list(folder.glob("*.partial"))
     assert models(folder) == models(run[0])
     steps = [
         (log["stage"], log["step"])
@@ -303,9 +267,8 @@ def test_the_judge_that_looks_on_changes_nothing(run, tmp_path, monkeypatch):
     monkeypatch.setattr(demo_stages.GoldCallback, "look", lambda self, step: None)
     monkeypatch.setattr(demo_stages, "judge_stage", interrupt)  # by then PPO is done
     assert cli.main(words(folder)) == 130
-    assert (folder / "ppo" / "model.safetensors").read_bytes() == models(run[0])["ppo"] and not [
-        log for log in logs(folder) if "gold/win_rate" in log
-    ]
+    assert (folder / "ppo" / "model.safetensors").read_bytes() == models(run[0])["ppo"]
+    assert not [log for log in logs(folder) if "gold/win_rate" in log]
 
 
 @pytest.mark.parametrize(
@@ -338,13 +301,8 @@ def one_line(capsys, arguments: list[str]) -> str:
     except SystemExit as stop:
         code = stop.code
     said = capsys.readouterr()
-    assert (
-        code == 2
-        and said.err.count("\n") == 1
-        and said.err.startswith("rlhf-nb")
-        and "Traceback" not in said.err
-        and said.out == ""
-    )
+    assert (code, said.err.count("\n"), said.out) == (2, 1, "")
+    assert said.err.startswith("rlhf-nb") and "Traceback" not in said.err
     return said.err
 
 
@@ -369,9 +327,8 @@ def one_line(capsys, arguments: list[str]) -> str:
     ],
 )
 def test_bad_words_get_one_line(tmp_path, capsys, more, said):
-    assert said in one_line(capsys, [*words(tmp_path / "run"), *more]) and not list(
-        tmp_path.iterdir()
-    )
+    assert said in one_line(capsys, [*words(tmp_path / "run"), *more])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("arguments", [["dem"], ["--fresh"]])
@@ -381,10 +338,8 @@ def test_no_command_gets_one_line(capsys, arguments):
 
 def test_a_folder_that_cannot_be_written(tmp_path, capsys):
     (tmp_path / "file").write_text("mine")
-    assert (
-        str(tmp_path / "file") in one_line(capsys, words(tmp_path / "file" / "run"))
-        and (tmp_path / "file").read_text() == "mine"
-    )
+    assert str(tmp_path / "file") in one_line(capsys, words(tmp_path / "file" / "run"))
+    assert (tmp_path / "file").read_text() == "mine"
     assert str(tmp_path / "file") in one_line(capsys, words(tmp_path / "file"))
     if sys.platform == "linux":
         assert "/proc" in one_line(capsys, words(Path("/proc/nowhere")))
@@ -395,11 +350,8 @@ def test_a_folder_that_cannot_be_written(tmp_path, capsys):
 
 def test_a_process_says_the_same(tmp_path):
     code, out, err, _ = forked(tmp_path / "run", kl_coef=-1)
-    assert (
-        (code, out, err.count("\n")) == (2, "", 1)
-        and "--kl_coef is -1.0" in err
-        and not (tmp_path / "run").exists()
-    )
+    assert (code, out, err.count("\n")) == (2, "", 1) and "--kl_coef is -1.0" in err
+    assert not (tmp_path / "run").exists()
 
 
 # ---- Folders of others ----
@@ -425,9 +377,8 @@ def test_what_no_demo_wrote_is_left_alone(tmp_path, capsys, fresh):
     assert "sft, reward, ppo, which no demo wrote" in said and contents(tmp_path / "runs") == before
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "results.json").write_text("mine")
-    assert "results.json, which no demo wrote" in one_line(
-        capsys, [*words(tmp_path / "notes"), *fresh]
-    )
+    said = one_line(capsys, [*words(tmp_path / "notes"), *fresh])
+    assert "results.json, which no demo wrote" in said
 
 
 # catches: one mark for the whole folder, under which anything is deleted; a deletion in silence
@@ -447,11 +398,8 @@ def test_fresh_deletes_what_bears_its_mark_and_prints_it(tmp_path):
     (made.folder / "sft" / "notes.txt").unlink()
     DemoRun(settings, Console(file=text, width=400), fresh=True)
     assert "--fresh: deletes sft, pairs, settings.json in" in text.getvalue()
-    assert sorted(p.name for p in made.folder.iterdir()) == [
-        "demo.json",
-        "mine.txt",
-        "settings.json",
-    ]
+    names = sorted(p.name for p in made.folder.iterdir())
+    assert names == ["demo.json", "mine.txt", "settings.json"]
     other = DemoRun(DemoSettings(str(tmp_path / "other")), Console(quiet=True))
     with other.stage_folder("ppo") as folder:
         (folder / "model.safetensors").write_text("of another demo")
@@ -473,9 +421,8 @@ def test_the_kept_model_reads_the_world():
         for prompt, completion in zip(world[part]["prompt"], world[part]["completion"]):
             assert tokenizer.unk_token_id not in tokenizer(prompt + completion)["input_ids"]
     fresh = tiny_policy(tokenizer, 0)
-    assert {k: (v.shape, v.dtype) for k, v in policy.state_dict().items()} == {
-        k: (v.shape, v.dtype) for k, v in fresh.state_dict().items()
-    }
+    kinds = lambda model: {k: (v.shape, v.dtype) for k, v in model.state_dict().items()}
+    assert kinds(policy) == kinds(fresh)
     assert sum(path.stat().st_size for path in STARTING_MODEL.iterdir()) < 2_000_000
 
 
@@ -510,12 +457,8 @@ def test_quick_runs_gain():
     assert [one["seed"] for one in runs] == [0, 1, 2, 3, 4]
     for one in runs:
         assert one["holds"] == quick_demo.verdict(one["rows"]) and all(one["holds"].values())
-    wins = [
-        100 * row["win_rate"]
-        for one in runs
-        for row in one["rows"]
-        if row["model"] == "ppo" and row["temperature"] < 1
-    ]
+    rows = [row for one in runs for row in one["rows"] if row["temperature"] < 1]
+    wins = [100 * row["win_rate"] for row in rows if row["model"] == "ppo"]
     assert f"{min(wins):.1f} to {max(wins):.1f} % in five quick runs" in SEEDS["quick"]
     worse = json.loads(json.dumps(runs[0]["rows"]))
     next(r for r in worse if r["model"] == "ppo" and r["temperature"] == 1)["malformed"] = 0.03
@@ -556,17 +499,12 @@ def test_fresh_starts_over_and_trainers_see_text_alone(run, tmp_path, monkeypatc
 
         monkeypatch.setattr(getattr(demo_stages, name), "__init__", watch)
     assert cli.main([*words(folder), "--fresh"]) == 0
-    assert (
-        "reused" not in capsys.readouterr().out
-        and models(folder) == models(run[0])
-        and (folder / "mine.txt").exists()
-    )
+    assert "reused" not in capsys.readouterr().out and (folder / "mine.txt").exists()
+    assert models(folder) == models(run[0])
     assert given == dict(
         SFTTrainer=dict(train_dataset={"prompt", "completion"}),
         RewardTrainer=dict(train_dataset={"prompt", "chosen", "rejected"}),
         PPOTrainer=dict(train_dataset={"prompt"}),
     )
-    assert (
-        columns_of(load_from_disk(str(folder / "pairs"))) | columns_of(mini_tldr(0, 1, 1, 1))
-        >= JUDGED
-    )  # what there would be to see
+    there = columns_of(load_from_disk(str(folder / "pairs"))) | columns_of(mini_tldr(0, 1, 1, 1))
+    assert there >= JUDGED  # what there would be to see

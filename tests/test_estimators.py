@@ -22,7 +22,7 @@ from rlhf_nb import cli
 from rlhf_nb.cli.plan import plan_of
 from rlhf_nb.cli.ppo import ppo_parser
 from rlhf_nb.diagnose import by_hand
-from rlhf_nb.diagnose.memory import plan_memory
+from rlhf_nb.diagnose.memory import MemoryPlan
 from rlhf_nb.diagnose.preflight import LADDER, preflight
 from rlhf_nb.estimators import (
     ESTIMATORS,
@@ -805,7 +805,7 @@ def test_the_command_line_knows_the_estimators(shape, capsys):
     read = lambda more: plan_of(ppo_parser().read(f"{shape} {more}".split()))
     grouped = "--advantage_estimator grpo --num_generations 4"
     with_critic, without = read(""), read(grouped)
-    assert with_critic.setup.critic and not without.setup.critic
+    assert with_critic.critic and not without.critic
     assert without.peak < 0.7 * with_critic.peak
     assert cli.main(f"ppo {shape} {grouped} --gpu_memory 80".split()) == 1
     said = capsys.readouterr().out
@@ -834,12 +834,12 @@ def test_the_command_line_knows_the_estimators(shape, capsys):
 def test_the_plan_without_a_critic():
     config = LlamaConfig(max_position_embeddings=4096)
     none, head = (
-        plan_memory(config, config, **more)
+        MemoryPlan(config, config, **more)
         for more in (dict(critic=False), dict(share_value_trunk=True))
     )
-    assert none.setup.trained == head.setup.trained and none.setup.sizes[1] is None
+    assert none.trained == head.trained and len(none.trained) == 1
     assert 0 < head.peak - none.peak < 1e6  # a layer of 4096 numbers
     for layout in ("zero2", "zero3", "fsdp2", "ddp"):
         spread = dict(layout=layout, num_processes=8)
-        whole = plan_memory(config, config, **spread)
-        assert plan_memory(config, config, critic=False, **spread).peak < whole.peak
+        whole = MemoryPlan(config, config, **spread)
+        assert MemoryPlan(config, config, critic=False, **spread).peak < whole.peak

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from rlhf_nb.base.sharding import gathered, layer_names, name_layers
+from rlhf_nb.base.sharding import gather_weights, layer_names, name_layers
 from rlhf_nb.models import scorer_from, scorer_head, sequence_scores
 from rlhf_nb.training import layout
 
@@ -128,7 +128,7 @@ def test_layer_by_layer(scorer, mesh):
 # catches: a model that is not sharded, touched all the same
 def test_other_models_are_left_alone(scorer):
     before = {name: p.data_ptr() for name, p in scorer.named_parameters()}
-    for context in (layout.unsharded, layout.layer_by_layer, layout.whole, gathered):
+    for context in (layout.unsharded, layout.layer_by_layer, layout.whole, gather_weights):
         with context(scorer):
             assert {name: p.data_ptr() for name, p in scorer.named_parameters()} == before
     assert {name: p.data_ptr() for name, p in scorer.named_parameters()} == before

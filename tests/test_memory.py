@@ -15,8 +15,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     DynamicCache,
-    GPT2Config,
-    GPTNeoXConfig,
     LlamaConfig,
 )
 
@@ -26,13 +24,13 @@ from rlhf_nb.base import last_layer
 from rlhf_nb.cli import plan, ppo
 from rlhf_nb.diagnose.memory import (
     FORMS,
+    MemoryPlan,
     gathered,
     kv_cache,
+    layer_activations,
     model_activations,
     model_size,
-    plan_memory,
     states,
-    token_bytes,
 )
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.models import scorer_from
@@ -45,33 +43,22 @@ torch.set_num_threads(1)
 
 
 def configs(h: int = 64, layers: int = 2, vocab: int = 500) -> dict:
-    shared = dict(vocab_size=vocab, bos_token_id=None, eos_token_id=1)
-    sizes = dict(
-        hidden_size=h, num_hidden_layers=layers, num_attention_heads=4, max_position_embeddings=128
+    sizes = dict(hidden_size=h, num_hidden_layers=layers, num_attention_heads=4, vocab_size=vocab)
+    more = dict(max_position_embeddings=128, bos_token_id=None, eos_token_id=1)
+    still = dict(resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0)
+    own = dict(
+        gpt_neox=dict(intermediate_size=4 * h),
+        llama=dict(intermediate_size=3 * h, num_key_value_heads=2),
+        gpt2=still,
     )
-    return dict(
-        neox=GPTNeoXConfig(**shared, **sizes, intermediate_size=4 * h),
-        llama=LlamaConfig(**shared, **sizes, intermediate_size=3 * h, num_key_value_heads=2),
-        gpt2=GPT2Config(
-            **shared,
-            n_embd=h,
-            n_layer=layers,
-            n_head=4,
-            n_positions=128,
-            resid_pdrop=0.0,
-            attn_pdrop=0.0,
-            embd_pdrop=0.0,
-        ),
-    )
+    return {name: AutoConfig.for_model(name, **sizes, **more, **own[name]) for name in own}
 
 
 SHAPES = ((64, 2, 4, 32, 32), (128, 3, 4, 48, 16))
 
 
 def lora_of(wanted: bool = True) -> dict:
-    return (
-        dict(peft_config=LoraConfig(task_type="CAUSAL_LM", r=8)) if wanted else {}
-    )  # fresh: peft writes into it
+    return dict(peft_config=LoraConfig(task_type="CAUSAL_LM", r=8)) if wanted else {}
 
 
 def kept(config, form: str, checkpointing: bool, rows: int, prompt: int, response: int) -> int:
@@ -142,14 +129,13 @@ def test_other_families_are_measured(monkeypatch):
         if abs(want / got - 1) > 0.02:
             wrong.append((name, want, got))
     assert not wrong
-    one, two = (
-        model_size(AutoConfig.for_model("qwen3", **sizes | more | dict(num_hidden_layers=n)))
-        for n in (1, 2)
-    )
-    assert token_bytes(one.model, FORMS["bf16"]) == token_bytes(two.model, FORMS["bf16"])
+    bytes_of = lambda size: layer_activations(size, FORMS["bf16"], 64)
+    shapes = (sizes | more | dict(num_hidden_layers=n) for n in (1, 2))
+    one, two = (model_size(AutoConfig.for_model("qwen3", **shape)) for shape in shapes)
+    assert bytes_of(one) == bytes_of(two)
     experts = AutoConfig.for_model("mixtral", **sizes | more, num_local_experts=2)
     with pytest.raises(ValueError, match="MixtralModel does not run without numbers"):
-        token_bytes(model_size(experts).model, FORMS["autocast"])
+        layer_activations(model_size(experts), FORMS["autocast"], 64)
 
 
 # catches: a cache of two bytes under autocast, a column too many, heads counted instead of key
@@ -190,89 +176,66 @@ def peak_of(act) -> int:
     return top
 
 
-def trained(
-    name: str, tmp_path, bf16: bool, checkpointing: bool, share: bool, lora: bool
-) -> tuple[PPOTrainer, object]:
-    words = ["a b c d e f g h " * 3] * 32
-    tokenizer = train_tokenizer([*words, *(f"w{i}" for i in range(600))])
-    config = configs(128, 3, len(tokenizer))[name]
-    torch.manual_seed(0)
-    policy = AutoModelForCausalLM.from_config(config)
-    args = PPOConfig(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        bf16=bf16,
-        per_device_train_batch_size=8,
-        gradient_accumulation_steps=2,
-        response_length=32,
-        num_ppo_epochs=1,
-        report_to="none",
-        disable_tqdm=True,
-        activation_checkpointing=checkpointing,
-        share_value_trunk=share,
-        save_strategy="no",
-        total_episodes=32,
-    )
-    return PPOTrainer(
-        args,
-        tokenizer,
-        policy,
-        reward_model=scorer_from(policy),
-        train_dataset=Dataset.from_dict(dict(prompt=words)),
-        **lora_of(lora),
-    ), config
-
-
 # catches: logits of the policy forgotten while the value model goes backward, copies that outlive
 # the forward pass, gradients or Adam of frozen weights
 @pytest.mark.parametrize(
     "name, bf16, checkpointing, share, lora",
     [
         pytest.param(*row, marks=[pytest.mark.slow] * (i > 2))
-        for i, row in enumerate(pairwise(("neox", "llama", "gpt2"), *[(False, True)] * 4))
+        for i, row in enumerate(pairwise([*configs()], *[(False, True)] * 4))
     ],
 )
 def test_the_plan_of_an_update_is_what_the_allocator_sees(
     name, bf16, checkpointing, share, lora, tmp_path
 ):
-    trainer, config = trained(name, tmp_path, bf16, checkpointing, share, lora)
+    words = ["a b c d e f g h " * 3] * 32
+    tokenizer = train_tokenizer([*words, *(f"w{i}" for i in range(600))])
+    config = configs(128, 3, len(tokenizer))[name]
+    torch.manual_seed(0)
+    policy = AutoModelForCausalLM.from_config(config)
+    shared = dict(
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        response_length=32,
+        activation_checkpointing=checkpointing,
+        share_value_trunk=share,
+    )
+    of_run = dict(num_ppo_epochs=1, save_strategy="no", total_episodes=32, report_to="none")
+    folder = dict(output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True)
+    trainer = PPOTrainer(
+        PPOConfig(bf16=bf16, **shared, **of_run, **folder),
+        tokenizer,
+        policy,
+        reward_model=scorer_from(policy),
+        train_dataset=Dataset.from_dict(dict(prompt=words)),
+        **lora_of(lora),
+    )
     batch = trainer.next_batch()
     trainer.step(batch)  # the optimizer has its means now
     r = trainer.advantages(trainer.score(trainer.rollout(batch)))
     got = peak_of(lambda: trainer.update(r))
-    plan = plan_memory(
-        config,
-        config,
-        prompt_length=r.prompt_ids.shape[1],
-        response_length=r.response_ids.shape[1],
-        per_device_train_batch_size=8,
-        gradient_accumulation_steps=2,
-        precision="bf16" if bf16 else "float32",
-        activation_checkpointing=checkpointing,
-        share_value_trunk=share,
-        **lora_of(lora),
-    )
-    rows = plan.phases["update"]
+    precision, prompt = "bf16" if bf16 else "float32", r.prompt_ids.shape[1]
+    more = dict(prompt_length=prompt, precision=precision) | lora_of(lora)
+    rows = MemoryPlan(config, config, **shared, **more).phases["update"]
     want = sum(rows[row] for row in ("gradients", "copies", "activations", "logits"))
     assert abs(want / got - 1) < 0.15, (want, got)
-    adam = sum(
-        x.nbytes
-        for state in trainer.optimizer.state.values()
-        for x in state.values()
-        if x.numel() > 1
-    )
-    pair, judges = (
-        trainer.accelerator.unwrap_model(trainer.model),
-        [trainer.reward_model] + ([] if lora else [trainer.ref_model]),
-    )
+    means = [x for state in trainer.optimizer.state.values() for x in state.values()]
+    adam = sum(x.nbytes for x in means if x.numel() > 1)
+    pair = trainer.accelerator.unwrap_model(trainer.model)
+    judges = [trainer.reward_model] + ([] if lora else [trainer.ref_model])
     count = lambda *models: sum(p.nbytes for model in models for p in model.parameters())
     assert rows["optimizer"] == pytest.approx(adam, rel=2e-3)
-    assert rows["frozen"] == count(*judges) and rows["weights"] == pytest.approx(
-        count(pair), rel=1e-3
-    )
+    assert rows["frozen"] == count(*judges)
+    assert rows["weights"] == pytest.approx(count(pair), rel=1e-3)
 
 
 # ---- Layouts, by the book ----
+
+
+def plan_on(layout: str, reward=None, config=None, **more) -> MemoryPlan:
+    config, n = config or configs()["llama"], 1 if layout == "alone" else 4
+    spread = dict(layout=layout, num_processes=n, prompt_length=8)
+    return MemoryPlan(config, reward or config, config, **spread, **more)
 
 
 # catches: something divided that is whole, frozen models divided under ZeRO-2, whole under FSDP2,
@@ -280,12 +243,6 @@ def test_the_plan_of_an_update_is_what_the_allocator_sees(
 def test_states_are_those_of_the_papers():
     config, n = configs()["llama"], 4
     policy, scorer = model_size(config).params, model_size(config, scorer=True).params
-
-    def held(layout, **more):
-        n = 1 if layout == "alone" else 4
-        spread = dict(layout=layout, num_processes=n, prompt_length=8)
-        return states(plan_memory(config, config, **spread, **more).setup)
-
     bytes_of = dict(  # of a number, trained or frozen
         alone=dict(weights=4, frozen=4, gradients=4, optimizer=8),
         ddp=dict(weights=4, frozen=4, gradients=8, optimizer=8),
@@ -295,80 +252,58 @@ def test_states_are_those_of_the_papers():
     )
     for layout, rows in bytes_of.items():
         wanted = {row: each * (policy + scorer) for row, each in rows.items()}
-        assert held(layout) == pytest.approx(wanted), layout
+        assert states(plan_on(layout)) == pytest.approx(wanted), layout
     for layout, more, each in (
         ("zero2", dict(dtype="bfloat16"), 2),
         ("ddp", dict(dtype="bfloat16"), 2),
         ("zero2", dict(precision="float32"), 4),
         ("fsdp2", dict(dtype="bfloat16"), 2 / n),
     ):
-        assert held(layout, **more)["frozen"] == each * (policy + scorer), (layout, more)
-    adapted = held("zero3", **lora_of())
+        held = states(plan_on(layout, **more))
+        assert held["frozen"] == each * (policy + scorer), (layout, more)
+    adapted = states(plan_on("zero3", **lora_of()))
     assert adapted["frozen"] == 2 * scorer / n  # the reference is the policy, its adapter off
-    spread = plan_memory(config, config, layout="zero3", num_processes=n, prompt_length=8)
-    assert gathered(spread.setup, "rollout") == 2 * policy
-    assert "gathered" in spread.phases["rollout"]
+    assert plan_on("zero3").phases["rollout"]["gathered"] == 2 * policy
 
 
 # catches: a value model gathered for sampling, its embeddings forgotten, gathering that FSDP2 does
 # not leave out, a frozen model's layers all whole
 def test_what_fsdp2_has_whole_for_a_while():
-    config, big, n = configs(layers=4)["llama"], configs(128, 6)["llama"], 4
-    policy, value, judge = (
-        model_size(config),
-        model_size(config, scorer=True),
-        model_size(big, scorer=True),
+    config, big = configs(layers=4)["llama"], configs(128, 6)["llama"]
+    policy, value, judge = model_size(config), model_size(config, True), model_size(big, True)
+    whole = lambda phase, *reward, **more: gathered(
+        plan_on("fsdp2", *reward, config=config, **more), phase
     )
-
-    def whole(phase, reward=config, **more):
-        return gathered(
-            plan_memory(
-                config, reward, config, layout="fsdp2", num_processes=n, prompt_length=8, **more
-            ).setup,
-            phase,
-        )
-
     outside = lambda m: m.params - m.layers * m.layer
+    running = lambda *models: 2 * sum(outside(m) + 2 * m.layer for m in models)
     assert whole("rollout") == 2 * (policy.params + outside(value))
-    assert whole("rollout", ds3_gather_for_generation=False) == 2 * (
-        outside(policy) + 2 * policy.layer + outside(value)
-    )
+    spread = whole("rollout", ds3_gather_for_generation=False)
+    assert spread == running(policy) + 2 * outside(value)
     assert whole("rollout", share_value_trunk=True) == 2 * policy.params
-    assert whole("score") == 2 * sum(outside(m) + 2 * m.layer for m in (policy, value))
-    assert whole("score", big) == 2 * max(
-        outside(judge) + 2 * judge.layer, sum(outside(m) + 2 * m.layer for m in (policy, value))
-    )
+    assert whole("score") == running(policy, value)
+    assert whole("score", big) == max(running(judge), running(policy, value))
 
 
 # catches: frozen models on the GPU between calls, one that runs and takes no memory, both there at
 # once, the smaller one, bytes as loaded under ZeRO-2
 def test_offloaded_models_are_there_while_they_run():
-    config, n = configs()["llama"], 4
-    size = model_size(config).params  # the reference is the larger: its head is wide
-
-    def plan(layout, **more):
-        spread = dict(layout=layout, num_processes=1 if layout == "alone" else n, prompt_length=8)
-        return plan_memory(config, config, **spread | more)
-
+    size = model_size(configs()["llama"]).params  # the reference is the larger: its head is wide
     for layout, dtype, each in (
         ("alone", "float32", 4),
-        ("ddp", "float32", 4),
         ("ddp", "bfloat16", 2),
         ("zero2", "float32", 2),
-        ("fsdp2", "float32", 4 / n),  # two layers are all of this one
+        ("fsdp2", "float32", 4 / 4),  # two layers are all of this one
     ):
-        phases = plan(layout, dtype=dtype, offload_frozen=True).phases
+        phases = plan_on(layout, dtype=dtype, offload_frozen=True).phases
         wanted = dict(rollout=0, score=each * size, update=0)
         assert {name: rows["frozen"] for name, rows in phases.items()} == wanted, layout
-    with pytest.raises(ValueError, match="offload_param_device: cpu"):
-        plan("zero3", offload_frozen=True)
 
 
 # catches: an adapter configuration of the caller that is changed in place
 def test_what_is_given_stays_as_it_was():
-    lora, config = LoraConfig(task_type="CAUSAL_LM"), configs()["neox"]
+    lora, config = LoraConfig(task_type="CAUSAL_LM"), configs()["gpt_neox"]
     before = repr(lora), config.to_dict()
-    plan_memory(config, config, prompt_length=8, peft_config=lora)
+    plan_on("alone", config=config, peft_config=lora)
     assert (repr(lora), config.to_dict()) == before
 
 
@@ -376,13 +311,14 @@ def test_what_cannot_be_is_refused():
     for wrong, said in (
         (dict(layout="zero4"), "give one of alone"),
         (dict(num_processes=2), "alone is one GPU"),
+        (dict(layout="zero3", offload_frozen=True), "offload_param_device: cpu"),
         (dict(response_length=0), "at least 1"),
         (dict(gpu_memory=-1.0), "a finite number above 0"),
         (dict(prompt_length=120), "128 positions"),
         (dict(dtype="int8"), "float32, bfloat16"),
     ):
         with pytest.raises(ValueError, match=said):
-            plan_memory(configs()["neox"], **dict(prompt_length=8) | wrong)
+            MemoryPlan(configs()["gpt_neox"], **dict(prompt_length=8) | wrong)
 
 
 # ---- The command line ----
@@ -409,23 +345,18 @@ def outputs(capsys, words: str) -> tuple[int, str]:
 def test_dry_run(shape, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for more, code, *printed in (
-        (
-            "--gpu_memory 80",
-            1,
-            "PPO, planned and not run: alone, 1 process(es)",
-            "Less of it: --use_peft",
-        ),
+        ("--gpu_memory 80", 1, "planned and not run: alone, 1 process(es)", "Less of it: --use"),
         ("--gpu_memory 80 --layout zero3 --num_processes 8", 0, "zero3, 8", "It fits"),
         ("--use_cpu", 0, "Give gpu_memory"),
         ("--layout zero3", 2, "--num_processes 8"),
         ("--layout zero3 --num_processes 8 --offload_frozen", 2, "offload_param_device: cpu"),
-        ("--model_name_or_path nobody/nothing", 2, "cache of the hub", "weights are not needed"),
-        ("--model_name_or_path .", 2, "has no config.json", "weights are not needed"),
+        ("--model_name_or_path nobody/nothing", 2, "its cache gave", "weights are not needed"),
+        ("--model_name_or_path .", 2, "has a config.json", "weights are not needed"),
     ):
         got = outputs(capsys, f"{shape} {more}")
         assert got[0] == code and all(text in got[1] for text in printed), (more, got)
-    got = outputs(capsys, "--model_name_or_path shape --dry_run")
-    assert got[0] == 2 and "--reward_model_path is missing" in got[1]
+    code, printed = outputs(capsys, "--model_name_or_path shape --dry_run")
+    assert code == 2 and "--reward_model_path is missing" in printed
     assert [p.name for p in tmp_path.iterdir()] == ["shape"]
     (tmp_path / "adapter").mkdir()
     written = json.dumps(dict(base_model_name_or_path="shape"))
@@ -438,19 +369,18 @@ def test_options_reach_the_plan(shape):
     for more, wanted in {
         "--bf16 False --dtype bfloat16": dict(precision="float32", dtype="bfloat16"),
         "--per_device_train_batch_size 3": dict(per_device_train_batch_size=3),
-        "--max_prompt_length 77 --share_value_trunk": dict(
-            prompt_length=77, share_value_trunk=True
-        ),
+        "--max_prompt_length 77": dict(prompt_length=77),
+        "--share_value_trunk": dict(share_value_trunk=True),
         "--use_cpu": dict(activation_checkpointing=False, offload_frozen=False),
         "--activation_checkpointing False": dict(activation_checkpointing=False),
         "--offload_frozen": dict(offload_frozen=True, activation_checkpointing=True),
         "--use_peft": dict(value_peft_config=None),
     }.items():
-        setup = plan.plan_of(ppo.ppo_parser().read(f"{shape} {more}".split())).setup
+        setup = plan.plan_of(ppo.ppo_parser().read(f"{shape} {more}".split()))
         assert {name: getattr(setup, name) for name in wanted} == wanted, more
         assert (setup.peft_config is not None) == ("--use_peft" in more)
     given = f"{shape} --reward_function gold".split()
-    assert plan.plan_of(ppo.ppo_parser().read(given)).setup.reward is not None
+    assert plan.plan_of(ppo.ppo_parser().read(given)).reward is not None
 
 
 # catches: a launcher's layout overlooked, a flag that contradicts it, every rank printing, a rank

@@ -14,7 +14,7 @@ from small_runs import TOLD
 from test_plans import page
 from transformers import AutoConfig
 
-from rlhf_nb.diagnose.memory import plan_memory
+from rlhf_nb.diagnose.memory import MemoryPlan
 
 WORKER = Path(__file__).with_name("network_worker.py")
 
@@ -31,7 +31,7 @@ def test_an_update_sends_what_the_formula_says(layout, tmp_path):
     done = forks.run(WORKER, str(tmp_path), folder=tmp_path, ranks=2, **forks.layout(layout))
     assert done.returncode == 0, done.stdout[-4000:]
     seen = json.loads((tmp_path / "numbers.json").read_text())
-    plan = plan_memory(
+    setup = MemoryPlan(
         AutoConfig.from_pretrained(tmp_path / "base"),
         AutoConfig.from_pretrained(tmp_path / "base"),
         layout=layout,
@@ -44,7 +44,7 @@ def test_an_update_sends_what_the_formula_says(layout, tmp_path):
         local_rollout_forward_batch_size=4,
         precision="float32",
     )
-    setup, epochs, half = plan.setup, 3, 1 / 2  # each of two gathers the other's half
+    epochs, half = 3, 1 / 2  # each of two gathers the other's half
     steps = epochs * setup.num_mini_batches
     # DeepSpeed sums the gradients of every micro-batch, on each process: twice as far
     sums = dict(ddp=2 * steps, zero2=2 * steps * setup.micro_batches, fsdp2=steps)[layout]

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM as Causal
 from transformers import AutoModelForSequenceClassification as Scorer
 from transformers import DbrxConfig
 
-from rlhf_nb.base.noise import check_steady, without_noise
+from rlhf_nb.base.noise import check_steady, switch_off_noise
 from rlhf_nb.models import scorer_from, token_scores
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 
@@ -112,10 +112,10 @@ def test_the_reward_trainer_is_probed_too(small_args, letters):
 def test_noise_of_an_adapter_is_off():
     peft = pytest.importorskip("peft")
     loha = peft.LoHaConfig(target_modules=["dense_h_to_4h"], r=2, rank_dropout=0.5)
-    model = peft.get_peft_model(without_noise(noisy("falcon")), loha)
+    model = peft.get_peft_model(switch_off_noise(noisy("falcon")), loha)
     for name, p in model.named_parameters():
         if "hada" in name:
             nn.init.normal_(p)
     with pytest.raises(ValueError, match="is random"):
         check_steady(model, "policy", logits)
-    check_steady(without_noise(model), "policy", logits)
+    check_steady(switch_off_noise(model), "policy", logits)

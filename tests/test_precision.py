@@ -119,7 +119,7 @@ def test_heads_are_tried_in_the_precision_of_the_run(ppo, monkeypatch):
         seen.append(torch.is_autocast_enabled("cpu"))
         return True
 
-    monkeypatch.setattr(rlhf_nb.base.opened, "agrees", agrees)
+    monkeypatch.setattr(rlhf_nb.base.opened, "heads_agree", agrees)
     for bf16 in (False, True):
         trainer = ppo(likes_c, bf16=bf16)
         assert seen == [bf16] * 2  # policy and reference, before the first rollout

@@ -314,7 +314,7 @@ def test_the_layout_alone_knows_how_weights_are_sharded():
     ):
         assert of_sharding(source), source
     assert not of_sharding(
-        "from rlhf_nb.base.sharding import full_tensor, sharded\nsharded(full_tensor(x))"
+        "from rlhf_nb.base.sharding import full_tensor, is_sharded\nis_sharded(full_tensor(x))"
     )
 
 

@@ -739,6 +739,7 @@ def write_run(folder, word=lambda text: text, updates=5, curves=False):
         by_kind={word("swap"): 0.8, "drop": 0.7},
         probe=0.66,
         probe_by_slot={"who": 0.9, word("when"): 0.5},
+        probe_pairs={"who": 90, word("when"): 90},
     )
     verdict = [
         judged("sft", 1.0, 0.41, 0.39, 0.43),

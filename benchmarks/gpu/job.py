@@ -452,10 +452,10 @@ def memory(s: dict, more: dict) -> dict:
     import common
     import torch
 
-    from rlhf_nb.diagnose.memory import plan_memory
+    from rlhf_nb.diagnose.memory import MemoryPlan
 
     free, size = torch.cuda.mem_get_info()
-    plan = plan_memory(
+    plan = MemoryPlan(
         *(common.make_config(s, name) for name in ("policy", "reward", "value")),
         prompt_length=max(s["prompts"]),
         response_length=s["response"],

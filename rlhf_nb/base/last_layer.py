@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from rlhf_nb.base.sharding import sharded
+from rlhf_nb.base.sharding import is_sharded
 
 # Private names used here: `_forward_hooks` and `_forward_pre_hooks` of torch's nn.Module, which has
 # no public way to ask whether there are any.
@@ -40,7 +40,7 @@ def position_wise(body: nn.Module) -> list[nn.Module]:
     )
     dropout = any(isinstance(part, nn.Dropout) and part.p > 0 and part.training for part in inner)
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in inner)
-    in_parts = any(sharded(weight) for weight in last.parameters())
+    in_parts = any(is_sharded(weight) for weight in last.parameters())
     balanced = getattr(config, "output_router_logits", False)  # a loss reads every position
     if recomputed or dropout or hooked or in_parts or balanced:
         return []

@@ -81,7 +81,7 @@ def no_bars(
 
 
 @contextmanager
-def loading(name: str, what: str = "model") -> Iterator[None]:
+def explain_load_errors(name: str, what: str = "model") -> Iterator[None]:
     "Errors in one line: OSError where nothing is there, ValueError on what cannot be used."
     folder, gguf = Path(name), name.endswith(".gguf")
     if folder.is_file() and not gguf:
@@ -113,11 +113,11 @@ def loading(name: str, what: str = "model") -> Iterator[None]:
 def pretrained_tokenizer(name: str, **options: Any) -> Any:
     "The tokenizer in a folder or a GGUF file, or of that name on the hub."
     place = from_where(name)
-    with loading(name, "tokenizer"):
+    with explain_load_errors(name, "tokenizer"):
         return AutoTokenizer.from_pretrained(**place, **options)
 
 
-def with_dtype(given: dict[str, Any], default: torch.dtype) -> dict[str, Any]:
+def normalize_dtype(given: dict[str, Any], default: torch.dtype) -> dict[str, Any]:
     """What `from_pretrained` gets, with a `dtype`; `torch_dtype`, as it was called before, is the
     same. Raises ValueError where both are given and differ, and on a name that is no dtype."""
     kinds = {name: given[name] for name in ("dtype", "torch_dtype") if given.get(name) is not None}
@@ -220,16 +220,16 @@ def check_class(config: PreTrainedConfig, kind: Any, name: str) -> None:
         raise ValueError(f"{name} is of type {config.model_type}, which has no {what}.")
 
 
-def pretrained(kind: Any, name: str, **kwargs: Any) -> tuple[Any, bool]:
+def load_pretrained(kind: Any, name: str, **kwargs: Any) -> tuple[Any, bool]:
     """A model of one of transformers' Auto classes, and whether its head was there. Raises
     ValueError where other weights would be random, and on a classifier for a policy."""
     kwargs |= from_where(name)
-    with loading(name):
+    with explain_load_errors(name):
         of_hub = {key: kwargs[key] for key in OF_HUB if key in kwargs}
         config = AutoConfig.from_pretrained(kwargs["pretrained_model_name_or_path"], **of_hub)
     check_decoder(config, name)
     check_class(config, kind, name)
-    with loading(name):
+    with explain_load_errors(name):
         model, report = kind.from_pretrained(
             output_loading_info=True, ignore_mismatched_sizes=not zero3_is_live(), **kwargs
         )

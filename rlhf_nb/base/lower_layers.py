@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rlhf_nb.base.last_layer import FAMILIES
 from rlhf_nb.base.opened import body_of
-from rlhf_nb.base.sharding import sharded
+from rlhf_nb.base.sharding import is_sharded
 
 
 def layers_of(body: Any) -> nn.ModuleList:
@@ -43,7 +43,7 @@ def frozen_layers(body: Any) -> int:
     recomputed = any(getattr(part, "gradient_checkpointing", False) for part in body.modules())
     replaced = any("forward" in vars(layer) for layer in layers[:count])
     unsafe = changing or recomputed or replaced
-    return 0 if unsafe or any(w.requires_grad or sharded(w) for w in weights) else count
+    return 0 if unsafe or any(w.requires_grad or is_sharded(w) for w in weights) else count
 
 
 class LowerStates:

@@ -23,7 +23,7 @@ ALWAYS_ON = re.compile("jitter|noise")  # eval() turns dropout off; a router may
 ROUNDING, COARSE_ROUNDING = 1e-5, 1e-2
 
 
-def without_noise(
+def switch_off_noise(
     model: Any,
     names: re.Pattern[str] = NAMES,  # of the settings and classes that make noise
 ) -> Any:
@@ -63,7 +63,7 @@ def check_steady(
     read: Callable[[Any, Tensor, Tensor], Tensor],  # its output for ids and a mask [B, L]
 ) -> None:
     """Raises ValueError where two forward passes of 16 tokens in training mode do not agree: noise
-    that `without_noise` does not know. Random state and mode are left as they were."""
+    that `switch_off_noise` does not know. Random state and mode are left as they were."""
     inner, was_training = unwrap(model), model.training
     ids = torch.arange(16, device=next(model.parameters()).device) % embedding_rows(inner)
     ids = ids.view(2, 8)

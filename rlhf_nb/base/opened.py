@@ -84,7 +84,7 @@ def unwrap(module: Any) -> Any:
         module = inner
 
 
-def accepted(forward: Callable, inputs: dict[str, Any]) -> dict[str, Any]:
+def accepted_inputs(forward: Callable, inputs: dict[str, Any]) -> dict[str, Any]:
     "Those inputs that a forward takes; all of them where it takes any."
     takes = inspect.signature(forward).parameters
     if "input_ids" not in takes:  # (*args, **kwargs): it passes on what it gets
@@ -192,7 +192,7 @@ def separable_model(model: Any) -> PreTrainedModel | None:
 
 def _probe_agreement(model: PreTrainedModel) -> bool:
     "Whether body and head give the model's own logits, logged."
-    same, name = agrees(model), type(model).__name__
+    same, name = heads_agree(model), type(model).__name__
     if same:
         logger.info(f"{name}: its body and head, one after the other, give its own logits.")
     else:
@@ -232,7 +232,7 @@ def body_of(model: Any) -> PreTrainedModel | None:
     return body if isinstance(body, PreTrainedModel) and body is not inner else None
 
 
-def agrees(model: PreTrainedModel) -> bool:
+def heads_agree(model: PreTrainedModel) -> bool:
     """Whether body and head, one after the other, give the model's own logits, on large hidden
     states. Leaves no trace, random state included."""
     body = body_of(model)
@@ -262,7 +262,7 @@ def agrees(model: PreTrainedModel) -> bool:
 
     def forward(part: nn.Module) -> Any:
         with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            return part(**accepted(part.forward, inputs))  # the same dropout both times
+            return part(**accepted_inputs(part.forward, inputs))  # the same dropout both times
 
     handle = body.register_forward_hook(enlarge)
     try:

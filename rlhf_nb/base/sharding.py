@@ -31,7 +31,7 @@ logging.getLogger("DeepSpeed").addFilter(_is_news)
 # ---- Ranks ----
 
 
-def of_first_rank(x: Any) -> Any:
+def take_from_first_rank(x: Any) -> Any:
     "What the first rank has, on every rank."
     what = [x]
     if torch.distributed.is_initialized():
@@ -79,12 +79,12 @@ def sharded_by_deepspeed(model: nn.Module) -> bool:
     return any(hasattr(p, "ds_id") for p in model.parameters())
 
 
-def sharded(weight: Tensor) -> bool:
+def is_sharded(weight: Tensor) -> bool:
     "Whether this rank holds a part of it alone, under ZeRO-3 or FSDP2."
     return hasattr(weight, "ds_id") or isinstance(weight, DTensor)
 
 
-def gathered(
+def gather_weights(
     model: nn.Module | Sequence[Tensor],  # or some of its weights
     write: bool = False,  # keep changes
 ) -> AbstractContextManager:

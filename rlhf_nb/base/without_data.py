@@ -9,6 +9,6 @@ from contextlib import AbstractContextManager
 from torch._subclasses import FakeTensorMode
 
 
-def without_data() -> AbstractContextManager:
+def make_fake_tensors() -> AbstractContextManager:
     "While it lasts, every new tensor has a type and a shape, and no data."
     return FakeTensorMode()

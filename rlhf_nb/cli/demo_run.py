@@ -109,12 +109,7 @@ def check_settings(s: DemoSettings) -> None:
 
 
 STAGES = ("sft", "pairs", "reward", "ppo")  # each a folder
-FILES = (
-    "settings.json",
-    "metrics.jsonl",
-    "results.json",
-    "rollouts.html",
-)
+FILES = ("settings.json", "metrics.jsonl", "results.json", "rollouts.html")
 
 
 class DemoRun:

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from datasets import Dataset, DatasetDict, concatenate_datasets, load_from_disk
 from rich.progress import (
     BarColumn,
@@ -25,9 +26,7 @@ from transformers import (
     ProgressCallback,
     Trainer,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
-    TrainingArguments,
 )
 
 from rlhf_nb.base.files import write_text_atomic
@@ -42,7 +41,7 @@ from rlhf_nb.scoring import center_rewards, pair_accuracy, score_texts
 from rlhf_nb.sft import SFTConfig, SFTTrainer, quiet_bars
 from rlhf_nb.tldr import gold_judge
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
-from rlhf_nb.training.completions import complete, completions_table
+from rlhf_nb.training.completions import Completions, complete, completions_table
 from rlhf_nb.training.model_loading import (
     load_policy,
     load_scorer,
@@ -63,12 +62,7 @@ def quiet() -> Iterator[None]:
 class StageCallback(TrainerCallback):
     "A progress bar, and a line of metrics.jsonl for every log."
 
-    def __init__(
-        self,
-        run: DemoRun,
-        stage: str,
-        metric: str,  # the one that the bar shows
-    ):
+    def __init__(self, run: DemoRun, stage: str, metric: str):  # the one that the bar shows
         self.run, self.stage, self.metric = run, stage, metric
         self.bar = Progress(
             TextColumn("      "),
@@ -82,30 +76,22 @@ class StageCallback(TrainerCallback):
         )
         self.task = self.bar.add_task("", start=False, rate="", metric="")
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         self.bar.reset(self.task, total=state.max_steps)
         self.bar.start()
         self.start = time.perf_counter()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         rate = state.global_step / (time.perf_counter() - self.start)
         self.bar.update(self.task, completed=state.global_step, rate=f"{rate:.1f} steps/s")
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         logs = {k: float(v) for k, v in given["logs"].items() if isinstance(v, int | float)}
         self.run.log(self.stage, **{"step": state.global_step} | logs)
         if self.metric in logs:
             self.bar.update(self.task, metric=f"{self.metric} {logs[self.metric]:.3f}")
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         self.bar.stop()
 
 
@@ -207,26 +193,20 @@ def pairs_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizer
     posts = world["train"].shuffle(seed=s.seed)
     cycle = lambda start, n: posts.select([i % len(posts) for i in range(start, start + n)])
     half = len(world["test"]) // 2
+    held_out_posts = [world["test"].select(x) for x in (range(half), range(half, 2 * half))]
+    kinds = ("swap", "drop", "drop", "opening", "repeat")
     facts_first = edit_pairs(cycle(0, s.fact_pairs), s.seed, kinds=("swap",))
-    mixed = concatenate_datasets(
-        [
-            sampled_pairs(policy, tokenizer, cycle(0, s.sample_pairs), s.seed),
-            edit_pairs(
-                cycle(s.sample_pairs, s.edit_pairs),
-                s.seed + 1,
-                kinds=("swap", "drop", "drop", "opening", "repeat"),
-            ),
-        ]
-    )
-    held_out = concatenate_datasets(
-        [
-            sampled_pairs(policy, tokenizer, world["test"].select(range(half)), s.seed + 1),
-            edit_pairs(world["test"].select(range(half, 2 * half)), s.seed + 2),
-        ]
-    )
-    pairs = DatasetDict(
-        train=concatenate_datasets([facts_first, mixed.shuffle(seed=s.seed)]), test=held_out
-    )
+    mixed = [
+        sampled_pairs(policy, tokenizer, cycle(0, s.sample_pairs), s.seed),
+        edit_pairs(cycle(s.sample_pairs, s.edit_pairs), s.seed + 1, kinds=kinds),
+    ]
+    held_out = [
+        sampled_pairs(policy, tokenizer, held_out_posts[0], s.seed + 1),
+        edit_pairs(held_out_posts[1], s.seed + 2),
+    ]
+    shuffled = concatenate_datasets(mixed).shuffle(seed=s.seed)
+    train = concatenate_datasets([facts_first, shuffled])
+    pairs = DatasetDict(train=train, test=concatenate_datasets(held_out))
     with run.stage_folder("pairs") as folder:
         pairs.save_to_disk(str(folder))
     run.log("pairs", train=len(pairs["train"]), test=len(pairs["test"]))
@@ -258,9 +238,7 @@ def reward_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenize
         train(trainer, run, "reward", "accuracy")
         center_rewards(model, tokenizer, world["validation"])
         report = reward_report(model, tokenizer, pairs["test"], world["test"], s.seed)
-        run.log(
-            "reward", **{name: value for name, value in report.items() if isinstance(value, float)}
-        )
+        run.log("reward", **{k: value for k, value in report.items() if isinstance(value, float)})
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         (folder / "report.json").write_text(json.dumps(report))
@@ -277,15 +255,11 @@ def reward_report(
 
     def measure(data: Dataset) -> tuple[float, dict[str, float]]:
         share = lambda part: pair_accuracy(model, tokenizer, part).float().mean().item()
-        by_kind = {
-            kind: share(data.select([i for i, k in enumerate(data["kind"]) if k == kind]))
-            for kind in sorted(set(data["kind"]))
-        }
-        return share(data), by_kind
+        rows = pd.Series(range(len(data))).groupby(list(data["kind"]))
+        return share(data), {str(kind): share(data.select(its.tolist())) for kind, its in rows}
 
-    accuracy, by_kind = measure(pairs)
     wrong = probe_pairs(posts, seed)
-    probe, by_slot = measure(wrong)
+    (accuracy, by_kind), (probe, by_slot) = measure(pairs), measure(wrong)
     return dict(
         accuracy=accuracy,
         by_kind=by_kind,
@@ -293,6 +267,15 @@ def reward_report(
         probe_by_slot=by_slot,
         probe_pairs={slot: wrong["kind"].count(slot) for slot in by_slot},
     )
+
+
+def with_scores(
+    made: Completions, reward_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> Completions:
+    "A policy's summaries with the reward model's scores."
+    texts = made.prompts, made.texts
+    scores = score_texts(reward_model, tokenizer, *texts, stopped=made.stopped)
+    return replace(made, scores=scores.tolist())
 
 
 class GoldCallback(TrainerCallback):
@@ -310,36 +293,20 @@ class GoldCallback(TrainerCallback):
         self.run, self.posts = run, posts
         self.policy, self.reward_model, self.tokenizer = policy, reward_model, tokenizer
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         every = max(1, state.max_steps // self.run.settings.evaluations)
         if state.global_step % every == 0 or state.global_step in (1, state.max_steps):
             self.look(state.global_step)
 
     def look(self, step: int) -> None:
         "Judge near-greedy summaries of the validation posts."
-        completions = complete(self.policy, self.tokenizer, self.posts["prompt"], 32, seed=0)
-        gold, _ = judge_completions(completions, self.posts, 0.01)
-        scores = score_texts(
-            self.reward_model,
-            self.tokenizer,
-            completions.prompts,
-            completions.texts,
-            stopped=completions.stopped,
-        )
-        self.run.log(
-            "ppo",
-            step=step,
-            episode=step * self.run.settings.batch,
-            **{
-                "gold/win_rate": gold.win_rate,
-                "gold/points": gold.gold,
-                "gold/covered": gold.covered,
-                "gold/invented": gold.invented,
-                "gold/reward": scores.mean().item(),
-            },
-        )
+        made = complete(self.policy, self.tokenizer, self.posts["prompt"], 32, seed=0)
+        gold, _ = judge_completions(made, self.posts, 0.01)
+        scores = with_scores(made, self.reward_model, self.tokenizer).scores
+        names = dict(win_rate="win_rate", points="gold", covered="covered", invented="invented")
+        figures = {f"gold/{name}": getattr(gold, field) for name, field in names.items()}
+        figures["gold/reward"] = sum(scores) / len(scores)
+        self.run.log("ppo", step=step, episode=step * self.run.settings.batch, **figures)
 
 
 def ppo_args(s: DemoSettings, folder: Path, **more: Any) -> PPOConfig:
@@ -410,30 +377,22 @@ def judge_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizer
     for name in ("sft", "ppo"):
         policy = load_policy(str(run.folder / name))
         for temperature in (0.01, 1.0):
-            completions = complete(policy, tokenizer, posts["prompt"], 32, temperature, seed=s.seed)
-            verdict, golds = judge_completions(completions, posts, temperature)
+            made = complete(policy, tokenizer, posts["prompt"], 32, temperature, seed=s.seed)
+            verdict, golds = judge_completions(made, posts, temperature)
             rows.append(dict(model=name, **asdict(verdict)))
-            won[name, temperature] = outcomes([v.gold for v in golds], theirs)
-            if temperature != 0.01:
-                continue
-            scores = score_texts(
-                reward_model,
-                tokenizer,
-                completions.prompts,
-                completions.texts,
-                stopped=completions.stopped,
-            )
-            frame = completions_table(replace(completions, scores=scores.tolist()))
-            frame.assign(gold=[v.gold for v in golds], reference=posts["completion"]).to_csv(
-                run.folder / "completions" / f"{name}.csv", index=False
-            )
+            won[name, temperature] = outcomes([one.gold for one in golds], theirs)
+            if temperature == 0.01:
+                frame = completions_table(with_scores(made, reward_model, tokenizer))
+                frame["gold"], frame["reference"] = (
+                    [v.gold for v in golds],
+                    list(posts["completion"]),
+                )
+                frame.to_csv(run.folder / "completions" / f"{name}.csv", index=False)
+    paired = [paired_row(won["ppo", t], won["sft", t], t) for t in (0.01, 1.0)]
     results = dict(
         kind=kind_of(s),
         reward=json.loads((run.folder / "reward" / "report.json").read_text()),
         verdict=rows,
-        paired=[
-            paired_row(won["ppo", temperature], won["sft", temperature], temperature)
-            for temperature in (0.01, 1.0)
-        ],
+        paired=paired,
     )
     write_text_atomic(run.folder / "results.json", json.dumps(results, indent=1))

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import copy
-import json
 import warnings
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
 import pandas as pd
 import torch
 from torch import nn
+from torch.func import functional_call
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -23,39 +24,14 @@ from transformers.pytorch_utils import Conv1D
 
 from rlhf_nb.base.fields import Count, Positive, check_fields
 from rlhf_nb.base.opened import unwrap
-from rlhf_nb.base.without_data import without_data
+from rlhf_nb.base.without_data import make_fake_tensors
 from rlhf_nb.training.model_loading import add_adapter
 from rlhf_nb.ui.html import element
 
 GIB = 2**30  # about what GPUs are sold as: 80 "GB" are 80 GiB, minus what the driver uses
 
 
-def _count(model: nn.Module, learning: bool = False) -> int:
-    return sum(p.numel() for p in model.parameters() if p.requires_grad or not learning)
-
-
-def _on_meta(config: PreTrainedConfig, scorer: bool, adapter: Any) -> nn.Module:
-    config = copy.deepcopy(config)
-    if scorer:
-        config.num_labels = 1
-    kind = AutoModelForSequenceClassification if scorer else AutoModelForCausalLM
-    with torch.device("meta"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers, not ours
-        return add_adapter(kind.from_config(config), copy.deepcopy(adapter))  # peft writes into it
-
-
-def _layers(body: Any) -> nn.ModuleList:
-    n = body.config.num_hidden_layers
-    lists = [m for m in body.modules() if isinstance(m, nn.ModuleList) and len(m) == n]
-    if not lists:
-        raise ValueError(
-            f"{type(body).__name__} has no list of {n} layers: give the config of a causal "
-            "language model, such as LlamaConfig, GPTNeoXConfig or GPT2Config."
-        )
-    return max(lists, key=_count)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ModelSize:
     "What a model's memory depends on. All counts are of numbers, not of bytes."
 
@@ -69,7 +45,10 @@ class ModelSize:
     head_dim: int
     middle: int  # numbers in the middle of the MLP: its width twice, with a gate three times
     vocab: int
-    model: nn.Module = field(repr=False, compare=False)  # on the meta device
+    build: Callable[[int], nn.Module]  # with so many layers, on the meta device
+
+
+_SIZES: dict[tuple, ModelSize] = {}
 
 
 def model_size(
@@ -77,36 +56,45 @@ def model_size(
     scorer: bool = False,  # with a scalar head instead of the language model's
     adapter: Any = None,  # of peft, such as LoraConfig: then only the adapter is trained
 ) -> ModelSize:
-    """Exact counts, from the model built on torch's meta device: shapes without numbers. Raises
-    ValueError on other configs."""
-    key = json.dumps(
-        [type(config).__name__, config.to_json_string(use_diff=False), scorer, repr(adapter)]
+    "Exact counts, from the model built on torch's meta device: shapes without numbers."
+    key = (repr(config), scorer, repr(adapter))
+    if key in _SIZES:
+        return _SIZES[key]
+    kind = AutoModelForSequenceClassification if scorer else AutoModelForCausalLM
+    config, adapter = copy.deepcopy((config, adapter))
+    text: Any = config.get_text_config()
+
+    def build(layers: int) -> nn.Module:
+        shape = copy.deepcopy(config)
+        if scorer:
+            shape.num_labels = 1
+        if layers != text.num_hidden_layers:  # alike: one stands for all
+            own = shape.get_text_config()
+            own.num_hidden_layers = layers
+            own.layer_types = (getattr(own, "layer_types", None) or [])[:1] * layers or None
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers
+            return add_adapter(kind.from_config(shape), copy.deepcopy(adapter))
+
+    model, h, n = build(text.num_hidden_layers), text.hidden_size, text.num_hidden_layers
+    count = lambda weights: sum(p.numel() for p in weights)
+    linear = [m for m in model.modules() if isinstance(m, (nn.Linear, Conv1D))]
+    wide = [m.weight.shape for m in linear if min(m.weight.shape) >= h]  # an adapter's are thin
+    sides = [max(shape) for shape in wide if text.vocab_size not in shape]
+    _SIZES[key] = ModelSize(
+        params=count(model.parameters()),
+        trained=count(p for p in model.parameters() if p.requires_grad),
+        matrices=count({p for m in linear for p in m.parameters(recurse=False)}),
+        layer=count(build(2).parameters()) - count(build(1).parameters()),
+        layers=n,
+        hidden=h,
+        heads=text.num_attention_heads,
+        head_dim=getattr(text, "head_dim", None) or h // text.num_attention_heads,
+        middle=sum(side for side in sides if side == max(sides)) // n,
+        vocab=text.vocab_size,
+        build=build,
     )
-    if key not in _SIZES:
-        model, config = _on_meta(config, scorer, adapter), config.get_text_config()
-        body = unwrap(model).base_model
-        linear = [m for m in model.modules() if isinstance(m, (nn.Linear, Conv1D))]
-        layers, heads = _layers(body), config.num_attention_heads
-        own = {p for m in linear for p in m.parameters(recurse=False)}  # a tied one once
-        wide = [p.shape for p in layers[0].parameters() if p.dim() == 2]
-        sides = [max(s) for s in wide if min(s) >= config.hidden_size]  # an adapter's are thin
-        _SIZES[key] = ModelSize(
-            params=_count(model),
-            trained=_count(model, learning=True),
-            matrices=sum(p.numel() for p in own),
-            layer=_count(layers[0]),
-            layers=len(layers),
-            hidden=config.hidden_size,
-            heads=heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            middle=sum(n for n in sides if n == max(sides)),
-            vocab=config.vocab_size,
-            model=model,
-        )
     return _SIZES[key]
-
-
-_SIZES: dict[str, ModelSize] = {}
 
 
 class Precision(NamedTuple):
@@ -125,124 +113,110 @@ FORMS = {
 }
 
 
-class TokenBytes(NamedTuple):
-    "Bytes for each token, as measured."
-
-    layer: float  # that one layer keeps for its backward pass
-    mask: float  # and this for each token of the row: the mask is [B, 1, L, L]
-    outside: float  # kept outside of the layers, by the last norm
-    cache: float  # one layer's keys and values
-
-
-def _kept(body: Any, length: int, states: torch.Tensor) -> float:
-    "Bytes that a forward pass over states [1, L, H] keeps: each storage once, and no weights."
-    mask, at = torch.ones(1, 1, length, length).bool(), torch.zeros(1, length).long()
-    weights, kept = {(*sorted(p.shape),) for p in body.parameters()}, {}
+@lru_cache
+def row_bytes(
+    size: ModelSize, form: Precision, length: int, layers: int, cached: bool = False
+) -> int:
+    """Bytes that one more row of so many tokens adds to what a body with so many layers keeps for
+    its backward pass, each storage once; or to its cache. The body's own code runs on tensors
+    without data, with attention by sdpa. Raises ValueError where it cannot."""
+    body = unwrap(size.build(max(layers, 1))).base_model.eval()
+    for part in [*body.modules()]:
+        if isinstance(part, nn.ModuleList) and not layers:
+            del part[:]
+    dtype = torch.bfloat16 if form.weights == 2 else torch.float32
+    kept: list[dict[int, Any]] = []
 
     def keep(x: torch.Tensor) -> torch.Tensor:
-        if (*sorted(x.shape),) not in weights:  # nor autocast's copy of one, transposed or not
-            kept[id(x.untyped_storage())] = x.untyped_storage()
+        kept[-1][id(x.untyped_storage())] = x.untyped_storage()
         return x
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        body(inputs_embeds=states, attention_mask=mask, position_ids=at, use_cache=False)
-    return sum(x.nbytes() for x in kept.values()) / length
+    with make_fake_tensors(), torch.autocast("cpu", torch.bfloat16, enabled=form.autocast):
+        tensors: dict[str, Any] = {}
+        for name, x in body.named_buffers():
+            tensors[name] = torch.empty(x.shape, dtype=x.dtype)
+        for name, x in body.named_parameters():
+            tensors[name] = nn.Parameter(torch.empty(x.shape, dtype=dtype), x.requires_grad)
+        width = body.get_input_embeddings().embedding_dim
+        for rows in (1, 2):
+            kept.append({})
+            cache: Any = DynamicCache() if cached else None
+            batch = dict(
+                inputs_embeds=torch.empty(rows, length, width, dtype=dtype, requires_grad=True),
+                attention_mask=torch.ones(rows, 1, length, length).bool(),
+                position_ids=torch.zeros(rows, length).long(),
+                past_key_values=cache,
+                use_cache=cached,
+            )
+            hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x)
+            try:
+                with hooks, torch.set_grad_enabled(not cached):
+                    functional_call(body, tensors, kwargs=batch)
+            except (RuntimeError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{type(body).__name__} does not run without numbers, so its activations are "
+                    "unknown: plan for a dense decoder of its size, such as a Llama."
+                ) from error
+            for layer in cache.layers if cached else []:
+                keep(layer.keys), keep(layer.values)
+    one, two = (sum(x.nbytes() for x in storages.values()) for storages in kept)
+    return two - one
 
 
-@lru_cache
-def token_bytes(
-    model: nn.Module,  # on the meta device: `size.model`
-    form: Precision,
-) -> TokenBytes:
-    "What a body keeps, with attention by sdpa: it is run without layers, with one, and with two."
-    body = unwrap(copy.deepcopy(model)).base_model.eval()
-    layers, dtype = _layers(body), torch.bfloat16 if form.weights == 2 else torch.float32
-    one = max(layers, key=lambda layer: _count(layer, learning=True))
-    if len(layers) == 1:
-        body.config.num_hidden_layers = 2
-        body.config.layer_types = 2 * (getattr(body.config, "layer_types", None) or [])
-    del layers[:]
-    try:
-        with without_data(), torch.autocast("cpu", torch.bfloat16, enabled=form.autocast):
-            for part in [*body.modules(), *one.modules()]:
-                for name, x in [*part.named_parameters(recurse=False)]:
-                    new = torch.empty(x.shape, dtype=dtype)
-                    setattr(part, name, nn.Parameter(new, x.requires_grad))
-                for name, x in [*part.named_buffers(recurse=False)]:
-                    setattr(part, name, torch.empty(x.shape, dtype=x.dtype))
-            width, kept = body.get_input_embeddings().embedding_dim, {}
-            for depth, length in ((0, 101), (1, 101), (2, 101), (2, 103)):  # no matrix is that long
-                layers.extend([one] * (depth - len(layers)))
-                states = torch.empty(1, length, width, dtype=dtype, requires_grad=True)
-                kept[depth, length] = _kept(body, length, states)
-            cache: Any = DynamicCache()
-            del layers[1:]
-            with torch.no_grad():
-                body(inputs_embeds=states, past_key_values=cache, use_cache=True)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{type(body).__name__} does not run without numbers, so its activations are unknown: "
-            "plan for a dense decoder of its size, such as a Llama."
-        ) from error
-    mask = (kept[2, 103] - kept[2, 101]) / 2 / 2  # two layers, two tokens
-    written = [x for layer in cache.layers for x in (layer.keys, layer.values) if x is not None]
-    stored = sum(x.nbytes for x in written) / 103
-    return TokenBytes(kept[2, 101] - kept[1, 101] - 101 * mask, mask, kept[0, 101], stored)
-
-
-def layer_activations(size: ModelSize, form: Precision, length: int) -> float:
-    "Bytes for each token that one decoder layer keeps, in a row of so many tokens."
-    each = token_bytes(size.model, form)
-    return each.layer + each.mask * length
+def layer_activations(size: ModelSize, form: Precision, length: int) -> int:
+    "Bytes that one decoder layer keeps of a row of so many tokens."
+    return row_bytes(size, form, length, 2) - row_bytes(size, form, length, 1)
 
 
 def model_activations(
-    size: ModelSize,
-    form: Precision,
-    rows: int,  # of a micro-batch
-    length: int,  # tokens of a row, prompt and response
-    checkpointing: bool,  # each layer keeps only its input
-    read: int | None = None,  # positions of a row that are read; None: all
-) -> float:  # bytes
-    "What a whole body keeps: its layers, the last norm, and the inputs of the head."
-    read = length if read is None else read
-    layers = size.layers * layer_activations(size, form, length)
-    if checkpointing:
-        layers = size.layers * form.stream * size.hidden
-    outside = token_bytes(size.model, form).outside
-    return rows * (length * (layers + outside) + form.matmul * size.hidden * read)
+    size: ModelSize, form: Precision, rows: int, length: int, recompute: bool, read: int
+) -> int:
+    """Bytes that a body keeps for its backward pass: its layers, or with activation checkpointing
+    their inputs; the last norm; the inputs of the head at the positions that are read."""
+    layer = form.stream * size.hidden * length
+    layers = size.layers * (layer if recompute else layer_activations(size, form, length))
+    return rows * (layers + row_bytes(size, form, length, 0) + form.matmul * size.hidden * read)
 
 
 CHUNK = 2**26  # the default of response_logprobs: chunk_logits
 
 
-def logits_bytes(
-    size: ModelSize,
-    tokens: int,  # response tokens of a micro-batch
-    copies: float = 2,  # float32 copies of [tokens, V] held at a time
-) -> float:
-    "The chunk of logits that `response_logprobs` holds at a time."
+def logits_bytes(size: ModelSize, tokens: int, copies: float = 2) -> float:
+    "The chunk of logits [tokens, V] in float32 that `response_logprobs` holds at a time."
     return 4 * copies * size.vocab * min(tokens, max(1, CHUNK // size.vocab))
 
 
-def kv_cache(
-    size: ModelSize,
-    form: Precision,
-    rows: int,
-    length: int,  # columns: prompt and response without the last token, which is never read
-) -> float:  # bytes
-    "Keys and values of all layers."
-    return rows * length * size.layers * token_bytes(size.model, form).cache
+def kv_cache(size: ModelSize, form: Precision, rows: int, length: int) -> int:
+    "Bytes of keys and values of all layers. The last token is never read: it is no column."
+    return rows * length * size.layers * row_bytes(size, form, 1, 1, cached=True)
 
 
 LayoutName = Literal["alone", "ddp", "zero2", "zero3", "fsdp2"]
 LAYOUTS = get_args(LayoutName)
+_SHARD = "--use_peft --value_use_peft, or a layout that shards it (zero2, zero3, fsdp2)"
+_BATCH = "a smaller --per_device_train_batch_size, or --activation_checkpointing"
+LESS = dict(  # the rows of a plan, and what to type for less of one
+    weights="--share_value_trunk, --use_peft, or zero3 or fsdp2",
+    frozen="--offload_frozen, or zero3 or fsdp2",
+    optimizer=_SHARD,
+    gradients=_SHARD,
+    copies="--dtype bfloat16, or --activation_checkpointing",
+    gathered="--ds3_gather_for_generation False, which samples slowly",
+    cache="a smaller --local_rollout_forward_batch_size",
+    activations=_BATCH,
+    logits=_BATCH,
+    allowance="a larger GPU",
+)
+CONTEXT = 0.6 * GIB  # of CUDA
+NCCL = 1.0 * GIB  # its buffers, with several GPUs
+FRAGMENTS = 0.1  # share of temporary memory lost to fragmentation
 
 
-@dataclass(frozen=True)
-class PPOSetup:
-    """All that the memory of a PPO run depends on. What a run has too has its name there. Raises
-    ValueError, naming the field and the fix, where the run would be refused too."""
+@dataclass
+class MemoryPlan:
+    """What a PPO run needs on each GPU, by phase and kind, from configs alone. What a run has too
+    has its name here. Raises ValueError, naming the field and the fix, where the run would be
+    refused too."""
 
     policy: PreTrainedConfig  # of a causal language model; no weights are read
     reward: PreTrainedConfig | None = None  # None: the reward is a function
@@ -270,275 +244,52 @@ class PPOSetup:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        self.length = self.prompt_length + self.response_length
         positions = getattr(self.policy, "max_position_embeddings", None) or self.length
         if self.layout == "alone" and self.num_processes > 1:
-            raise ValueError(
-                f"num_processes is {self.num_processes}: alone is one GPU; give layout='ddp', "
-                "'zero2', 'zero3' or 'fsdp2'."
-            )
+            raise ValueError("num_processes: alone is one GPU; give another layout.")
         if self.layout == "zero3" and self.offload_frozen:
-            raise ValueError(
-                "offload_frozen is True: DeepSpeed ZeRO-3 places weights by its own configuration; "
-                "set offload_param_device: cpu there, and leave offload_frozen out."
-            )
+            raise ValueError("offload_frozen: DeepSpeed has offload_param_device: cpu for ZeRO-3.")
         if self.length > positions:
             raise ValueError(
-                f"prompt_length is {self.prompt_length}: with response_length "
-                f"{self.response_length} that is more than the model's {positions} positions; "
-                "shorten one of them."
+                f"prompt_length and response_length are {self.length} tokens, and the model has "
+                f"{positions} positions: shorten one of them."
             )
-
-    @property
-    def length(self) -> int:
-        return self.prompt_length + self.response_length
-
-    @property
-    def local_rows(self) -> int:
-        "Rows of an update on each GPU."
-        return self.per_device_train_batch_size * self.gradient_accumulation_steps
-
-    @property
-    def rows(self) -> int:
-        "Rows of a forward pass without gradient, and of a sampling batch."
-        return min(self.local_rollout_forward_batch_size, self.local_rows)
-
-    @property
-    def micro_batches(self) -> int:
-        "Backward passes of an optimizer step."
-        return max(1, self.gradient_accumulation_steps // self.num_mini_batches)
-
-    @property
-    def form(self) -> Precision:
-        """How the two trained models compute. DeepSpeed and FSDP2 compute with bf16 weights, DDP by
-        autocast."""
-        if self.precision == "float32" and self.dtype == "float32":
-            return FORMS["float32"]
+        steps = self.gradient_accumulation_steps
+        # of a forward pass without gradient; backward passes of an optimizer step
+        self.rows = min(
+            self.local_rollout_forward_batch_size, self.per_device_train_batch_size * steps
+        )
+        self.micro_batches = max(1, steps // self.num_mini_batches)
+        # DeepSpeed and FSDP2 compute with bf16 weights, DDP by autocast
         mixed = self.dtype == "float32" and self.layout in ("alone", "ddp")
-        return FORMS["autocast" if mixed else "bf16"]
-
-    @property
-    def frozen_width(self) -> int:
-        "Bytes of a frozen weight: as loaded; under DeepSpeed as its engine computes."
-        if self.layout in ("zero2", "zero3"):
-            return self.form.weights
-        return 2 if self.dtype == "bfloat16" else 4
-
-    @cached_property
-    def sizes(self) -> tuple[ModelSize, ModelSize | None, list[ModelSize]]:
-        "Policy, value model (None: a layer on the policy, or none), and frozen models."
-        value = None
+        whole = self.precision == self.dtype == "float32"
+        self.form = FORMS["float32" if whole else "autocast" if mixed else "bf16"]
+        shapes = [(self.policy, False, self.peft_config)]
         if self.critic and not self.share_value_trunk:
-            config = self.value or self.reward or self.policy
-            value = model_size(config, True, self.value_peft_config)
-        frozen = [] if self.peft_config is not None else [model_size(self.policy)]
-        rewards = [self.reward, *self.more_rewards]
-        frozen += [model_size(reward, True) for reward in rewards if reward is not None]
-        return model_size(self.policy, adapter=self.peft_config), value, frozen
-
-    @property
-    def trained(self) -> list[ModelSize]:
-        "The models that are trained."
-        return [model for model in self.sizes[:2] if model is not None]
-
-
-def states(setup: PPOSetup) -> dict[str, float]:
-    """Bytes that stay on each GPU from update to update, and the gradients; Rajbhandari et al.
-    2020, section 3, for ZeRO."""
-    policy, value, frozen = setup.sizes
-    n, layout, trained = setup.num_processes, setup.layout, setup.trained
-    weights = sum(m.params for m in trained)
-    learns = sum(m.trained for m in trained) + (0 if value or not setup.critic else policy.hidden)
-    still = 0 if setup.offload_frozen else setup.frozen_width * sum(m.params for m in frozen)
-    if layout in ("zero2", "zero3"):
-        b, part = setup.form.weights, n if layout == "zero3" else 1
-        held = dict(weights=b * weights / part, gradients=b * learns / n, optimizer=12 * learns / n)
-        return held | dict(frozen=still / part)
-    if layout == "fsdp2":
-        held = dict(weights=4 * weights, gradients=4 * learns, optimizer=8 * learns, frozen=still)
-        return {row: held[row] / n for row in held}
-    width, moved = 4, 4 * learns
-    if setup.dtype == "bfloat16":  # an adapter is float32, whatever it is added to
-        width = 2
-        moved = sum(m.trained * (4 if m.trained < m.params else 2) for m in trained)
-    # DDP copies gradients into buckets
-    gradients = moved * (2 if layout == "ddp" else 1)
-    return dict(weights=width * weights, gradients=gradients, optimizer=2 * moved, frozen=still)
-
-
-def _unit(size: ModelSize) -> int:
-    "What FSDP2 holds whole of a model that runs: embeddings, head, a layer and the next one."
-    return size.params - size.layer * (size.layers - 2)
-
-
-def gathered(setup: PPOSetup, phase: str) -> float:
-    """Bytes of weights and gradients that are temporarily whole on a GPU, in addition to their
-    shards; buckets of DeepSpeed."""
-    policy, value, frozen = setup.sizes
-    b, trained, gathers = setup.form.weights, setup.trained, setup.ds3_gather_for_generation
-    weights, learns = sum(m.params for m in trained), sum(m.trained for m in trained)
-    bucket = b * min(learns, 5e8) if phase == "update" else 0  # reduce_bucket_size
-    if setup.layout == "zero2":
-        return bucket
-    if setup.layout == "zero3":
-        if phase == "rollout" and gathers:
-            return b * policy.params
-        # stage3_max_live_parameters, stage3_prefetch_bucket_size
-        return b * min(weights, 1e9 + 5e7) + bucket
-    if setup.layout != "fsdp2":
-        return 0
-    if phase == "rollout":  # embeddings and heads of both models are one group
-        head = value.params - value.layer * value.layers if value else 0
-        return b * (head + (policy.params if gathers else _unit(policy)))
-    unit = sum(map(_unit, trained))
-    if phase == "score":
-        return b * max([unit, *map(_unit, frozen)])  # one after the other
-    # whole gradients are kept until the last micro-batch
-    whole = learns if setup.micro_batches > 1 else 0
-    return b * (unit + unit * learns / weights + whole)
-
-
-def _copies(setup: PPOSetup, phase: str) -> float:
-    """The bf16 copies of matrices that autocast keeps: of trained ones, until the forward pass is
-    over; without checkpointing of all, for the backward pass."""
-    running = setup.trained[:1] if phase == "rollout" else setup.trained
-    if phase != "update" or setup.activation_checkpointing:
-        running = [m for m in running if m.trained == m.params]
-    return 2 * sum(m.matrices for m in running) if setup.form.autocast else 0
-
-
-def _passing(size: ModelSize, form: Precision, tokens: int) -> float:
-    "What a layer holds without a gradient: the residual stream twice, and its MLP's middle."
-    return tokens * (2 * form.stream * size.hidden + form.matmul * size.middle)
-
-
-def _logits(setup: PPOSetup, rows: int, whole: int, copies: int) -> float:
-    """Two copies of a chunk. ZeRO-3 does not run body and head separately: there `whole` times all
-    logits [B, 2 T + 1, V], and `copies` of a chunk."""
-    policy, tokens = setup.sizes[0], rows * setup.response_length
-    if setup.layout != "zero3":
-        return logits_bytes(policy, tokens)
-    every = setup.form.matmul * policy.vocab * rows * (2 * setup.response_length + 1)
-    return whole * every + logits_bytes(policy, tokens, copies)
-
-
-def _rollout(setup: PPOSetup) -> dict[str, float]:
-    policy, rows = setup.sizes[0], setup.rows
-    return dict(
-        kv=kv_cache(policy, setup.form, rows, setup.length - 1),
-        activations=_passing(policy, setup.form, rows * setup.prompt_length),
-        logits=4 * 4 * rows * policy.vocab,
-    )
-
-
-def _score(setup: PPOSetup) -> dict[str, float]:
-    policy, _, frozen = setup.sizes
-    widest = max(_passing(m, setup.form, setup.rows * setup.length) for m in [policy, *frozen])
-    return dict(activations=widest, logits=_logits(setup, setup.rows, 1, 5))
-
-
-def _update(setup: PPOSetup) -> dict[str, float]:
-    "The largest of three moments: the head; the end of the forward pass; a layer's backward."
-    policy, rows, form = setup.sizes[0], setup.per_device_train_batch_size, setup.form
-    n, read = rows * setup.length, setup.response_length + 1  # before each token, after the last
-    zero3, recompute = setup.layout == "zero3", setup.activation_checkpointing
-    first, *of_value = [
-        model_activations(m, form, rows, setup.length, recompute, positions)
-        for m, positions in zip(setup.trained, (setup.length if zero3 else read, read))
-    ]
-    chunked = rows * setup.response_length > CHUNK // policy.vocab  # each is recomputed then
-    held = _logits(setup, rows, 1, 0 if chunked else 4) if zero3 else 0
-    layer: float = 2 * n * form.stream * policy.hidden
-    copies = last_copies = _copies(setup, "update")
-    if recompute:  # inputs of frozen matrices are there for a while too
-        bare = replace(setup, peft_config=None, value_peft_config=None)
-        layer += n * max(layer_activations(m, form, setup.length) for m in bare.trained)
-        last_copies = 2 * policy.layer if form.autocast else 0
-    kept = first + sum(of_value)
-    moments = [
-        dict(activations=first, copies=copies, logits=_logits(setup, rows, 2, 6)),
-        dict(activations=kept, copies=copies, logits=held),
-        dict(activations=kept + layer, copies=last_copies, logits=held if of_value else 0),
-    ]
-    return max(moments, key=lambda moment: sum(moment.values()))
-
-
-ROWS = dict(
-    weights="weights: policy, value model",
-    frozen="weights: reference, reward model",
-    optimizer="optimizer",
-    gradients="gradients",
-    copies="bf16 copies of weights",
-    gathered="gathered weights, buckets",
-    kv="KV cache",
-    activations="activations",
-    logits="logits",
-    allowance="allowance (not measured)",
-)
-_SHARD = "--use_peft --value_use_peft, or a layout that shards it (zero2, zero3, fsdp2)"
-_BATCH = "a smaller --per_device_train_batch_size, or --activation_checkpointing"
-LESS = dict(  # what to type, by row
-    weights="--share_value_trunk, --use_peft, or zero3 or fsdp2",
-    frozen="--offload_frozen, or zero3 or fsdp2",
-    optimizer=_SHARD,
-    gradients=_SHARD,
-    copies="--dtype bfloat16, or --activation_checkpointing",
-    gathered="--ds3_gather_for_generation False, which samples slowly",
-    kv="a smaller --local_rollout_forward_batch_size",
-    activations=_BATCH,
-    logits=_BATCH,
-    allowance="a larger GPU",
-)
-CONTEXT = 0.6 * GIB  # of CUDA
-NCCL = 1.0 * GIB  # its buffers, with several GPUs
-FRAGMENTS = 0.1  # share of temporary memory lost to fragmentation
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    "Bytes on each GPU by phase and kind, and whether they fit."
-
-    setup: PPOSetup
-
-    @cached_property
-    def phases(self) -> dict[str, dict[str, float]]:
-        "Phase -> row of the table -> bytes."
-        return {name: _phase(self.setup, name) for name in ("rollout", "score", "update")}
-
-    @property
-    def totals(self) -> dict[str, float]:
-        "Bytes of each phase."
-        return {name: sum(rows.values()) for name, rows in self.phases.items()}
-
-    @property
-    def phase(self) -> str:
-        "The largest phase."
-        return max(self.totals, key=lambda name: self.totals[name])
-
-    @property
-    def peak(self) -> float:
-        "Bytes of the largest phase."
-        return self.totals[self.phase]
-
-    @property
-    def dominates(self) -> str:
-        "The largest row of the largest phase."
-        rows = self.phases[self.phase]
-        return max(rows, key=lambda name: rows[name])
-
-    @property
-    def fits(self) -> bool | None:
-        "Whether it fits; None if no GPU memory was given."
-        return None if self.setup.gpu_memory is None else self.peak <= self.setup.gpu_memory * GIB
+            value = self.value or self.reward or self.policy
+            shapes.append((value, True, self.value_peft_config))
+        self.trained = [model_size(*shape) for shape in shapes]  # policy, value model
+        self.bare = [model_size(*shape[:2]) for shape in shapes]  # without adapters
+        rewards = [x for x in (self.reward, *self.more_rewards) if x is not None]
+        self.frozen = [model_size(self.policy)] * (self.peft_config is None)
+        self.frozen += [model_size(reward, True) for reward in rewards]
+        self.phases = {name: _phase(self, name) for name in ("rollout", "score", "update")}
+        self.totals = {name: sum(rows.values()) for name, rows in self.phases.items()}
+        self.phase = max(self.totals, key=lambda name: self.totals[name])  # the largest
+        self.peak, rows = self.totals[self.phase], self.phases[self.phase]
+        self.dominates = max(rows, key=lambda row: rows[row])  # the largest row of that phase
+        size = self.gpu_memory
+        self.fits = None if size is None else self.peak <= size * GIB
 
     @property
     def verdict(self) -> str:
         "The result in a sentence."
-        of_it = self.phases[self.phase][self.dominates] / GIB
+        of_it, size = self.phases[self.phase][self.dominates] / GIB, self.gpu_memory
         summary = (
             f"peak {self.peak / GIB:.1f} GiB on each GPU, in the {self.phase}; most of it: "
-            f"{ROWS[self.dominates]} ({of_it:.1f} GiB)"
+            f"{self.dominates} ({of_it:.1f} GiB)"
         )
-        size = self.setup.gpu_memory
         if size is None:
             return f"{summary}. Give gpu_memory, in GiB, to see whether it fits."
         left = size - self.peak / GIB
@@ -549,8 +300,7 @@ class MemoryPlan:
 
     def frame(self) -> pd.DataFrame:
         "GiB on each GPU: a row for each kind, a column for each phase."
-        frame = pd.DataFrame(self.phases).reindex([*ROWS]).dropna(how="all").fillna(0.0)
-        frame = frame.rename(index=ROWS)
+        frame = pd.DataFrame(self.phases).reindex([*LESS]).dropna(how="all").fillna(0.0)
         return pd.concat([frame, frame.sum().to_frame("sum").T]) / GIB
 
     def _repr_html_(self) -> str:
@@ -558,26 +308,123 @@ class MemoryPlan:
         return f"{table}{element('p', self.verdict)}"
 
 
-def _phase(setup: PPOSetup, name: str) -> dict[str, float]:
-    rows, n = states(setup), setup.num_processes
-    if name != "update":
-        rows["gradients"] *= 0.5 if setup.layout == "ddp" else 0  # its buckets are never freed
-    if name == "score" and setup.offload_frozen:  # the largest is placed while it runs
-        placed = [_unit(m) / n if setup.layout == "fsdp2" else m.params for m in setup.sizes[2]]
-        rows["frozen"] = setup.frozen_width * max(placed, default=0)
-    needs = dict(rollout=_rollout, score=_score, update=_update)[name](setup)
-    moving = dict(copies=_copies(setup, name), gathered=gathered(setup, name)) | needs
-    lost = FRAGMENTS * sum(moving.values()) + CONTEXT + (NCCL if n > 1 else 0)
-    every = rows | moving | dict(allowance=lost)
-    return {row: every[row] for row in ROWS if row in every}
+def _outside(size: ModelSize, layers: int = 0) -> int:
+    "Embeddings, last norm and head, and so many layers: FSDP2 has two whole of a model that runs."
+    return size.params - size.layer * (size.layers - layers)
 
 
-def plan_memory(
-    policy: PreTrainedConfig,
-    reward: PreTrainedConfig | None = None,
-    value: PreTrainedConfig | None = None,
-    **settings: Any,  # the other fields of PPOSetup
-) -> MemoryPlan:
-    """What a PPO run needs on each GPU, from configs alone. Raises ValueError, naming the field and
-    the fix."""
-    return MemoryPlan(PPOSetup(policy, reward, value, **settings))
+def states(plan: MemoryPlan, phase: str = "update") -> dict[str, float]:
+    """Bytes that stay on each GPU from update to update, and the gradients; Rajbhandari et al.
+    2020, section 3, for ZeRO."""
+    n, b, layout, half = plan.num_processes, plan.form.weights, plan.layout, plan.dtype != "float32"
+    numbers, w = sum(m.params for m in plan.frozen), 2 if half else 4
+    if plan.offload_frozen:  # the largest is placed while it runs
+        placed = [_outside(m, 2) if layout == "fsdp2" else m.params for m in plan.frozen]
+        numbers = max(placed, default=0) if phase == "score" else 0
+    numbers *= b if layout in ("zero2", "zero3") else w
+    held = dict(frozen=numbers / (n if layout in ("zero3", "fsdp2") else 1))
+    held |= dict(weights=0.0, optimizer=0.0, gradients=0.0)
+    counts = [(m.params, m.trained) for m in plan.trained]
+    if plan.critic and plan.share_value_trunk:
+        counts.append((plan.trained[0].hidden,) * 2)  # a layer on the policy
+    for params, learns in counts:
+        # an adapter is float32, whatever it is added to
+        g = 2 if half and learns == params else 4
+        weights, gradients, optimizer = dict(
+            alone=(w, g, 2 * g),
+            ddp=(w, 2 * g, 2 * g),  # its buckets hold the gradients again
+            zero2=(b, b / n, 12 / n),
+            zero3=(b / n, b / n, 12 / n),
+            fsdp2=(4 / n, 4 / n, 8 / n),
+        )[layout]
+        if phase != "update":
+            gradients = g if layout == "ddp" else 0  # its buckets are never freed
+        held["weights"] += weights * params
+        held["gradients"] += gradients * learns
+        held["optimizer"] += optimizer * learns
+    return held
+
+
+def gathered(plan: MemoryPlan, phase: str) -> float:
+    """Bytes of weights and gradients that are temporarily whole on a GPU, in addition to their
+    shards; buckets of DeepSpeed."""
+    (policy, *value), b = plan.trained, plan.form.weights
+    weights, learns = (sum(getattr(m, x) for m in plan.trained) for x in ("params", "trained"))
+    whole = phase == "rollout" and plan.ds3_gather_for_generation
+    # reduce_bucket_size; stage3_max_live_parameters and stage3_prefetch_bucket_size
+    bucket = min(learns, 5e8) if phase == "update" else 0
+    live = policy.params if whole else min(weights, 1e9 + 5e7)
+    if plan.layout != "fsdp2":
+        return b * dict(zero2=bucket, zero3=bucket + live).get(plan.layout, 0)
+    if phase == "rollout":  # embeddings and heads of both models are one group
+        return b * (sum(map(_outside, value)) + (policy.params if whole else _outside(policy, 2)))
+    unit = sum(_outside(m, 2) for m in plan.trained)
+    if phase == "score":
+        return b * max([unit, *(_outside(m, 2) for m in plan.frozen)])  # one after the other
+    # whole gradients are kept until the last micro-batch
+    return b * (unit + unit * learns / weights + (learns if plan.micro_batches > 1 else 0))
+
+
+def _copies(plan: MemoryPlan, phase: str) -> float:
+    """The bf16 copies of matrices that autocast keeps: of trained ones, until the forward pass is
+    over; without checkpointing of all, for the backward pass."""
+    running = plan.trained[:1] if phase == "rollout" else plan.trained
+    if phase != "update" or plan.activation_checkpointing:
+        running = [m for m in running if m.trained == m.params]
+    return 2 * sum(m.matrices for m in running) if plan.form.autocast else 0
+
+
+def _logits(plan: MemoryPlan, rows: int, whole: int, copies: int) -> float:
+    """Two copies of a chunk. ZeRO-3 does not run body and head separately: there `whole` times all
+    logits [B, 2 T + 1, V], and `copies` of a chunk."""
+    policy, tokens = plan.trained[0], rows * plan.response_length
+    if plan.layout != "zero3":
+        return logits_bytes(policy, tokens)
+    every = plan.form.matmul * policy.vocab * rows * (2 * plan.response_length + 1)
+    return whole * every + logits_bytes(policy, tokens, copies)
+
+
+def _without_gradient(plan: MemoryPlan, phase: str) -> dict[str, float]:
+    "Of rollout and score: a layer holds the residual stream twice, and its MLP's middle."
+    policy, form, rows = plan.trained[0], plan.form, plan.rows
+    layer = lambda m: rows * (2 * form.stream * m.hidden + form.matmul * m.middle)
+    if phase == "score":
+        widest = max(map(layer, [policy, *plan.frozen]))
+        return dict(activations=widest * plan.length, logits=_logits(plan, rows, 1, 5))
+    return dict(
+        cache=kv_cache(policy, form, rows, plan.length - 1),
+        activations=layer(policy) * plan.prompt_length,
+        logits=4 * 4 * rows * policy.vocab,
+    )
+
+
+def _with_gradient(plan: MemoryPlan) -> dict[str, float]:
+    "The largest of three moments: the head; the end of the forward pass; a layer's backward."
+    policy, rows, form = plan.trained[0], plan.per_device_train_batch_size, plan.form
+    n, read = plan.length, plan.response_length + 1  # before each token, after the last
+    zero3, recompute = plan.layout == "zero3", plan.activation_checkpointing
+    first, *of_value = (
+        model_activations(m, form, rows, n, recompute, n if zero3 and m is policy else read)
+        for m in plan.trained
+    )
+    chunked = rows * plan.response_length > CHUNK // policy.vocab  # each is recomputed then
+    held = _logits(plan, rows, 1, 0 if chunked else 4) if zero3 else 0
+    layer: float = 2 * rows * n * form.stream * policy.hidden
+    copies = last_copies = _copies(plan, "update")
+    if recompute:  # inputs of frozen matrices are there for a while too
+        layer += rows * max(layer_activations(m, form, n) for m in plan.bare)
+        last_copies = 2 * policy.layer if form.autocast else 0
+    kept = first + sum(of_value)
+    moments: list[dict[str, float]] = [
+        dict(activations=first, copies=copies, logits=_logits(plan, rows, 2, 6)),
+        dict(activations=kept, copies=copies, logits=held),
+        dict(activations=kept + layer, copies=last_copies, logits=held if of_value else 0),
+    ]
+    return max(moments, key=lambda moment: sum(moment.values()))
+
+
+def _phase(plan: MemoryPlan, name: str) -> dict[str, float]:
+    moving = dict(copies=_copies(plan, name), gathered=gathered(plan, name))
+    moving |= _with_gradient(plan) if name == "update" else _without_gradient(plan, name)
+    lost = FRAGMENTS * sum(moving.values()) + CONTEXT + NCCL * (plan.num_processes > 1)
+    return states(plan, name) | moving | dict(allowance=lost)

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from rlhf_nb.base.custom import CustomScorer, check_head
-from rlhf_nb.base.loading import loading, pretrained_tokenizer
-from rlhf_nb.base.noise import ALWAYS_ON, check_steady, without_noise
-from rlhf_nb.base.opened import accepted, embedding_rows, separable_model
+from rlhf_nb.base.loading import explain_load_errors, pretrained_tokenizer
+from rlhf_nb.base.noise import ALWAYS_ON, check_steady, switch_off_noise
+from rlhf_nb.base.opened import accepted_inputs, embedding_rows, separable_model
 from rlhf_nb.base.sharding import zero3_is_live
 from rlhf_nb.checkpoint import load_weights
 from rlhf_nb.estimators import ESTIMATORS
@@ -86,7 +86,7 @@ def build_reference(
         reference = once_more("ref_model", model, lambda: copy_frozen(policy), load_policy)
     else:
         return None
-    return without_noise(reference, ALWAYS_ON)
+    return switch_off_noise(reference, ALWAYS_ON)
 
 
 def fit_judges(
@@ -156,7 +156,7 @@ def build_head(policy: Any, saved: Any, adapter: Any) -> ValueHead:
         )
     head = ValueHead(policy)
     if isinstance(saved, (str, Path)) and not (Path(saved) / "config.json").exists():
-        with loading(str(saved), "value head"):
+        with explain_load_errors(str(saved), "value head"):
             load_weights(head, saved)
     elif saved is not None:
         raise ValueError(
@@ -290,7 +290,7 @@ def try_models(args: PPOConfig, pair: PolicyAndValue, reference: Placed, layout:
 
 def _logits(policy: Any, ids: Tensor, mask: Tensor) -> Tensor:
     inputs = dict(input_ids=ids, attention_mask=mask, use_cache=False)
-    return policy(**accepted(policy.forward, inputs)).logits
+    return policy(**accepted_inputs(policy.forward, inputs)).logits
 
 
 def check_given(args: PPOConfig, model: Any, peft_config: Any, optimizer: Any) -> None:

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlhf_nb.base.opened import unwrap
-from rlhf_nb.base.sharding import full_tensor, gathered, sharded
+from rlhf_nb.base.sharding import full_tensor, gather_weights, is_sharded
 from rlhf_nb.packing import check_left_padded
 from rlhf_nb.rollout import Sample, Sampling, sample
 
@@ -213,10 +213,10 @@ def policy_weights(
 ) -> Iterator[tuple[str, Tensor]]:  # name in a checkpoint, whole weight
     "The weights one by one, LoRA added in, the model unchanged. Call it on every rank, in step."
     for name, weight, layer in _named_weights(model):
-        with gathered([weight, *(layer.parameters() if layer is not None else ())]):
+        with gather_weights([weight, *(layer.parameters() if layer is not None else ())]):
             full = _with_lora(weight, layer)
             # gathered weights are freed afterwards, so they must be copied
-            full = full.to(dtype or full.dtype, copy=sharded(weight))
+            full = full.to(dtype or full.dtype, copy=is_sharded(weight))
             yield from _as_saved(model, name, full)
 
 

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from transformers import TrainingArguments
 from transformers.utils import logging
 
-from rlhf_nb.base.sharding import between_ranks, is_first_rank, of_first_rank, on_ranks
+from rlhf_nb.base.sharding import between_ranks, is_first_rank, on_ranks, take_from_first_rank
 from rlhf_nb.checkpoint import MANIFEST, PARTIAL
 
 logger = logging.get_logger(__name__)
@@ -77,7 +77,7 @@ def check_shared_disk(args: TrainingArguments) -> None:
         )
     if sum(gather_object([args.local_process_index == 0])) == 1:
         return
-    mark = folder / f".{of_first_rank(uuid.uuid4().hex)}"
+    mark = folder / f".{take_from_first_rank(uuid.uuid4().hex)}"
     on_ranks(is_first_rank(), mark.touch)
     shared = all(gather_object([mark.exists()]))
     on_ranks(is_first_rank(), mark.unlink)

@@ -24,7 +24,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 
-from rlhf_nb.base.sharding import gathered, layer_names
+from rlhf_nb.base.sharding import gather_weights, layer_names
 
 Measure = Callable[[Any], Any]  # what is done with a model: `measure(model)`
 Placed = Callable[[Measure], Any]  # a frozen model: `placed(measure)` is `measure(model)`
@@ -380,7 +380,7 @@ class Layout:
         if self.fsdp is not None:
             weights = unsharded(wrapped, but=value)
         if self.zero3:
-            weights = gathered(policy)
+            weights = gather_weights(policy)
         with autocast, weights, without_hooks_of(policy, "deepspeed"):
             yield
 

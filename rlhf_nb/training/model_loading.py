@@ -30,13 +30,13 @@ from rlhf_nb.base.loading import (
     check_policy,
     check_scorer,
     check_weights,
-    loading,
-    pretrained,
+    explain_load_errors,
+    load_pretrained,
+    normalize_dtype,
     pretrained_tokenizer,
-    with_dtype,
 )
 from rlhf_nb.base.opened import embedding_rows, unwrap
-from rlhf_nb.base.sharding import gathered, zero3_is_live
+from rlhf_nb.base.sharding import gather_weights, zero3_is_live
 from rlhf_nb.models import scorer_from, scorer_head, sequence_scores
 
 logger = logging.get_logger(__name__)
@@ -242,9 +242,9 @@ CENTER = "reward_center.json"
 def load_whole(kind: Any, name: str, **kwargs: Any) -> tuple[PreTrainedModel, bool]:
     """A model by name or folder, in float32 unless `dtype` is given, and whether it had its head.
     An adapter's folder gives its base model, which may be one too, with the adapter merged in."""
-    kwargs = with_dtype(kwargs, torch.float32)  # transformers defaults to the saved dtype
+    kwargs = normalize_dtype(kwargs, torch.float32)  # transformers defaults to the saved dtype
     if not (Path(name) / "adapter_config.json").is_file():
-        return pretrained(kind, name, **kwargs)
+        return load_pretrained(kind, name, **kwargs)
     peft = _peft()
     config = peft.PeftConfig.from_pretrained(name)
     if config.base_model_name_or_path is None or config.is_prompt_learning:
@@ -258,7 +258,7 @@ def load_whole(kind: Any, name: str, **kwargs: Any) -> tuple[PreTrainedModel, bo
     config.task_type = None  # a classifier is grown from a language model's adapter as well
     embedding = unwrap(base.get_input_embeddings())
     (part,) = (part for part, layer in base.named_modules() if layer is embedding)
-    with loading(name, "adapter"):
+    with explain_load_errors(name, "adapter"):
         saved = {key: weight.shape for key, weight in peft.load_peft_weights(name, "cpu").items()}
         rows = [
             x[0] for key, x in saved.items() if re.search(rf"\b{part}(\.base_layer)?\.weight$", key)
@@ -294,7 +294,7 @@ def fresh_head(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     """The same scorer with a new head, N(0, 1/sqrt(d + 1)), as in `scorer_from`. The global random
     state is left as it was."""
     head = scorer_head(model)
-    with torch.random.fork_rng(devices=[]), gathered(head, write=True):
+    with torch.random.fork_rng(devices=[]), gather_weights(head, write=True):
         torch.manual_seed(seed)
         nn.init.normal_(head.weight, std=(head.in_features + 1) ** -0.5)
         if head.bias is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf_nb.base.sharding import gathered
+from rlhf_nb.base.sharding import gather_weights
 from rlhf_nb.forward import Forward
 from rlhf_nb.kl_control import response_full_kl
 from rlhf_nb.rollout import Rollout
@@ -31,14 +31,14 @@ def needs_reference(policy: Any) -> bool:
             return True
         kinds = NEUTRAL.keys() & parts if name in parts else ()
         known = known or bool(kinds)
-        with gathered([weight] * len(kinds)):
+        with gather_weights([weight] * len(kinds)):
             if any((weight != NEUTRAL[kind]).any() for kind in kinds):
                 return True
     for part in policy.modules():
         copies, own = getattr(part, "modules_to_save", {}), getattr(part, "original_module", None)
         if isinstance(own, nn.Module) and name in copies:
             pairs = [*zip(own.parameters(), copies[name].parameters())]
-            with gathered([weight for pair in pairs for weight in pair]):
+            with gather_weights([weight for pair in pairs for weight in pair]):
                 if not all(torch.equal(a, b) for a, b in pairs):
                     return True
     return not known

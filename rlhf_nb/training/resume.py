@@ -22,7 +22,7 @@ from rlhf_nb.base.encoding import encode_prompts
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.fields import settings_that_say
 from rlhf_nb.base.opened import attention_of
-from rlhf_nb.base.sharding import full_shape, sharded
+from rlhf_nb.base.sharding import full_shape, is_sharded
 from rlhf_nb.checkpoint import MANIFEST, verify
 
 NUMBER = re.compile(r"u?int\d|float|double|halffloat|bool")  # types of Arrow
@@ -83,7 +83,7 @@ def of_model(name: str, model: nn.Module) -> dict[str, str]:
     of = Path(getattr(config, "name_or_path", "") or "from scratch").name
     described = {name: f"{type(model).__name__} {of} {digest(repr(shapes).encode())}"}
     fixed = [p for _, p in weights if not p.requires_grad]
-    if fixed and not any(sharded(p) for p in fixed):
+    if fixed and not any(is_sharded(p) for p in fixed):
         center = repr(getattr(config, "reward_center", 0.0)).encode()
         described[f"{name}_weights"] = digest(center, *(sample_of(p) for p in fixed))
     return described

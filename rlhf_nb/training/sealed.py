@@ -30,7 +30,7 @@ from transformers.trainer_utils import has_length, rotate_checkpoints
 from transformers.utils import logging
 
 from rlhf_nb import __version__
-from rlhf_nb.base.sharding import full_tensor, of_first_rank, on_ranks
+from rlhf_nb.base.sharding import full_tensor, on_ranks, take_from_first_rank
 from rlhf_nb.checkpoint import PARTIAL, seal, staged, verify
 from rlhf_nb.training.compat import with_metadata
 from rlhf_nb.training.folders import (
@@ -362,7 +362,7 @@ class SealedTrainer(Trainer):
             inside.enter_context(ended_early(folder, stop))
             inside.enter_context(lost_ranks(args, lambda: self.state.global_step))
             check_shared_disk(args)
-            start = of_first_rank(resume_from_checkpoint)
+            start = take_from_first_rank(resume_from_checkpoint)
             on_ranks(args.should_save, lambda: inside.enter_context(run_lock(folder)))
             self.named, overwrite = self.identity(), getattr(args, "overwrite_output_dir", False)
             begin = partial(start_of, folder, start, overwrite, self.earlier)
@@ -444,7 +444,7 @@ class SealedTrainer(Trainer):
             with_new_rates(self.lr_scheduler, self.fresh_groups, self.changed)
         self.resumed_from = Path(checkpoint)
         self.read_state(self.resumed_from)
-        order = of_first_rank(pending_of(self.resumed_from, 0).get("order"))
+        order = take_from_first_rank(pending_of(self.resumed_from, 0).get("order"))
         if self.order is not None and order is not None:
             self.order.begin_with = order.tolist()
 

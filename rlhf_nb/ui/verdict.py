@@ -93,21 +93,15 @@ def gain_of(sft: Row, ppo: Row) -> str:
 
 def rates_sentence(sft: Row, ppo: Row, first: bool) -> str:
     "The rates at one temperature, the first time with what they are rates of; and bad form."
+    before, after = percent(sft["win_rate"]), percent(ppo["win_rate"])
     gold = (
         "the gold judge, who knows the facts, prefers PPO's summary to the reference on "
-        f"{percent(ppo['win_rate'])} of {ppo['posts']:,} test posts, and SFT's on "
-        f"{percent(sft['win_rate'])}; a tie counts half."
+        f"{after} of {ppo['posts']:,} test posts, and SFT's on {before}; a tie counts half."
     )
-    gain = (
-        f"{gain_of(sft, ppo)} points, from {percent(sft['win_rate'])} to "
-        f"{percent(ppo['win_rate'])}."
-    )
-    form = (
-        f"Bad form: {percent(ppo.get('malformed'))} of PPO's summaries, "
-        f"{percent(sft.get('malformed'))} of SFT's."
-    )
-    how = how_sampled(ppo["temperature"]).capitalize()
-    return f"{how}: {gold if first else gain} {form}"
+    gain = f"{gain_of(sft, ppo)} points, from {before} to {after}."
+    forms = [percent(row.get("malformed")) for row in (ppo, sft)]
+    form = f"Bad form: {forms[0]} of PPO's summaries, {forms[1]} of SFT's."
+    return f"{how_sampled(ppo['temperature']).capitalize()}: {gold if first else gain} {form}"
 
 
 def facts_sentence(sft: Row, ppo: Row) -> str:
@@ -216,14 +210,11 @@ def blind_sentence(
     the facts on which it guesses, or the one on which it is weakest; and the kind of held-out pair
     that it gets wrong most."""
     shares, pairs = measured.get("probe_by_slot") or {}, measured.get("probe_pairs") or {}
-    if not shares:
+    if not shares or shares.keys() != pairs.keys():
         return ""
     text = "Shown a perfect summary and a copy with one fact wrong, the reward model"
     weakest = min(shares, key=lambda slot: shares[slot])
-    if set(pairs) != set(shares):  # how many there were is not known
-        right = f"right in {percent(shares[weakest])}, where guessing gives 50 %."
-        text += f" is weakest on “{weakest}”: {right}"
-    elif blind := near_chance(shares, pairs):
+    if blind := near_chance(shares, pairs):
         rates, most = sorted(shares[slot] for slot in blind), max(pairs[slot] for slot in blind)
         span = percent(rates[0]) + f" to {percent(rates[-1])}" * (len(rates) > 1)
         text += (
@@ -238,9 +229,8 @@ def blind_sentence(
     if kinds := measured.get("by_kind") or {}:
         weakest = min(kinds, key=lambda kind: kinds[kind])
         what = KINDS.get(weakest, f"pairs of kind “{weakest}”")
-        text += (
-            f" Of all held-out pairs it is weakest on {what}: right in {percent(kinds[weakest])}."
-        )
+        rate = percent(kinds[weakest])
+        text += f" Of all held-out pairs it is weakest on {what}: right in {rate}."
     return text
 
 
@@ -280,21 +270,12 @@ def completions_of_run(folder: Path) -> pd.DataFrame:
             continue
         frame = pd.read_csv(path, dtype=str, keep_default_na=False)
         if absent := wanted - set(frame.columns):
-            raise ValueError(
-                f"{path} lacks the columns {sorted(absent)}: delete it and run the stage judge "
-                "again."
-            )
-        for column in ("score", "gold"):
-            frame[column] = pd.to_numeric(frame[column], errors="coerce")
+            why = "delete it and run the stage judge again"
+            raise ValueError(f"{path} lacks the columns {sorted(absent)}: {why}.")
         frame["nth"] = frame.groupby("query").cumcount()
-        frame = frame.rename(
-            columns={
-                "model response": f"text_{name}",
-                "score": f"score_{name}",
-                "gold": f"gold_{name}",
-            }
-        )
-        parts.append(frame.set_index(["query", "nth", "reference"]))
+        frame = frame.set_index(["query", "nth", "reference"])
+        numbers = frame[["score", "gold"]].apply(pd.to_numeric, errors="coerce")
+        parts.append(numbers.assign(text=frame["model response"]).add_suffix(f"_{name}"))
     return pd.concat(parts, axis=1, sort=False).reset_index() if parts else pd.DataFrame()
 
 
@@ -312,15 +293,6 @@ def spread_posts(posts: Sequence[str], count: int) -> list[int]:
     return sorted(range(len(posts)), key=lambda i: (nth[i], i))[:count]
 
 
-def most_harmed(frame: pd.DataFrame, count: int) -> list[int]:
-    """The posts on which PPO lost most gold points to SFT. Equal losses are taken from one
-    subreddit after another, in the order of the table."""
-    gain = frame["gold_ppo"] - frame["gold_sft"]
-    lost = pd.DataFrame(dict(gain=gain, name=frame["query"].map(subreddit_of)))[gain < 0]
-    lost["nth"] = lost.groupby(["gain", "name"]).cumcount()
-    return lost.sort_values(["gain", "nth"], kind="stable").index[:count].tolist()
-
-
 def best_and_worst(frame: pd.DataFrame) -> list[int]:
     """The post on which PPO gained most gold points over SFT, and the one on which it gained least.
     Of equals the first in the table; the second from another subreddit where that can be."""
@@ -329,9 +301,8 @@ def best_and_worst(frame: pd.DataFrame) -> list[int]:
         return gain.index.tolist()
     best = gain.index[gain == gain.iloc[-1]].min()
     least = sorted(i for i in gain.index[gain == gain[gain.index != best].iloc[0]] if i != best)
-    other = [
-        i for i in least if subreddit_of(frame["query"][i]) != subreddit_of(frame["query"][best])
-    ]
+    name = frame["query"].map(subreddit_of)
+    other = [i for i in least if name[i] != name[best]]
     return [best, (other or least)[0]]
 
 
@@ -346,9 +317,7 @@ def post_card(title: str, row: Mapping[str, Any], level: int = 4) -> str:
         return [who, judged_text(text, facts) if facts else text or "(nothing)", *numbers]
 
     reference = str(row["reference"]).strip()
-    gold = (
-        signed_number(gold_judge(reference, facts).gold) if facts else None
-    )  # written to be complete
+    gold = signed_number(gold_judge(reference, facts).gold) if facts else None
     lines = [line("Reference", reference, None, gold)]
     for who in ("sft", "ppo"):
         if pd.notna(row.get(f"text_{who}")):
@@ -381,7 +350,6 @@ def examples_section(frame: pd.DataFrame) -> str:
 def posts_section(
     frame: pd.DataFrame,
     first: int = 6,
-    worst: int = 3,
     above: Sequence[int] = (),  # posts that `examples_section` shows
 ) -> str:
     "Some posts with all their summaries, and a count over all of them."
@@ -391,9 +359,9 @@ def posts_section(
             "completions/ppo.csv."
         )
     n, rows = f"{len(frame):,}", rows_of(frame)
-    new = lambda order, count: [i for i in order if i not in above][:count]
     order = spread_posts(frame["query"].tolist(), first + len(above))
-    cards = "".join(post_card(f"Post {i:,} of {n}", rows[i]) for i in new(order, first))
+    new = [i for i in order if i not in above][:first]
+    cards = "".join(post_card(f"Post {i:,} of {n}", rows[i]) for i in new)
     said = dict(first=first, above="; the best and the worst are above" * bool(above))
     legend = "" if above else asset("legend.html")  # which `examples_section` has
     unpicked = asset("posts.html").format(legend=legend, cards=cards, **said)
@@ -401,14 +369,8 @@ def posts_section(
         return missing_note("Only one of the two models has completions so far.") + unpicked
     gain = frame["gold_ppo"] - frame["gold_sft"]
     higher, equal, lower = (f"{x.sum():,}" for x in (gain > 0, gain == 0, gain < 0))
-    counts = element(
-        "p",
+    counts = (
         f"Of {n} posts PPO's gold points are higher than SFT's on {higher}, equal on {equal}, "
-        f"lower on {lower}.",
+        f"lower on {lower}."
     )
-    harm = "".join(
-        post_card(f"Post {i:,} of {n}: {signed_number(float(gain[i]))} points", rows[i])
-        for i in new(most_harmed(frame, worst + len(above)), worst)
-    ) or element("p", f"Nowhere: it lost points on no {'other ' * bool(above)}post.")
-    worse = element("h3", f"Where {'else ' * bool(above)}PPO did most harm")
-    return f"{counts}{unpicked}{worse}{harm}"
+    return f"{element('p', counts)}{unpicked}"
