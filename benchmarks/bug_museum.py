@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from rlhf_nb.exercises.museum import BUGS, imitator, planted, right_day, run
+from rlhf_nb.exercises.museum import BUGS, imitator, plant_bug, right_day, run
 
 COLUMNS = {
     "episode",
@@ -80,7 +80,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     policy = imitator()
-    with planted(BUGS["stop_is_padding"]):
+    with plant_bug(BUGS["stop_is_padding"]):
         without_stop = imitator()
     runs: dict[str, Any] = {}
 

@@ -19,19 +19,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .base.markdown import inline, on_hub, two_columns
+from .base.markdown import inline_markdown, on_hub, two_columns
 from .base.opened import unwrap
 from .base.sharding import load_full
 
 # %% auto #0
-__all__ = ['PARTIAL', 'MANIFEST', 'staged', 'seal', 'verify', 'save_policy', 'model_card', 'save_weights', 'load_weights']
+__all__ = ['PARTIAL', 'MANIFEST', 'stage_folder', 'seal', 'verify', 'save_policy', 'model_card', 'save_weights', 'load_weights']
 
 # %% ../nbs/reference/44_checkpoint.ipynb #a56921ce
 PARTIAL = ".partial"  # suffix of a folder's name while it is written
 
 
 @contextmanager
-def staged(
+def stage_folder(
     folder: str | Path,  # path of the finished folder; an existing one is replaced
 ) -> Iterator[Path]:  # where to write
     "A folder that appears complete or not at all."
@@ -184,13 +184,18 @@ def model_card(
         "pipeline_tag: text-generation",
         "tags: [rlhf, ppo, rlhf_nb]",
     ]
-    start = f", started from `{inline(base)}`" if base else ""
+    start = f", started from `{inline_markdown(base)}`" if base else ""
     tables = {"Recipe": recipe, **(sections or {}), "Last metrics": results}
     body = [
         f"A policy trained with PPO by [rlhf_nb](https://github.com/rlhf-nb/rlhf_nb){start}.",
-        *[f"## {inline(title)}\n\n{two_columns(entries)}" for title, entries in tables.items()],
+        *[
+            f"## {inline_markdown(title)}\n\n{two_columns(entries)}"
+            for title, entries in tables.items()
+        ],
     ]
-    return "\n".join(["---", *head, "---", "", f"# {inline(name)}", "", "\n\n".join(body), ""])
+    return "\n".join(
+        ["---", *head, "---", "", f"# {inline_markdown(name)}", "", "\n\n".join(body), ""]
+    )
 
 # %% ../nbs/reference/44_checkpoint.ipynb #e21c1193
 def save_weights(

@@ -36,7 +36,7 @@ from .reward_functions import Rewarder, Written, call_reward, rewarder_name
 from .rollout import Rollout
 from .scoring import score_ids, score_rollout, score_texts, score_tokens, step_ends
 from .training.config import PPOConfig
-from .training.layout import Layout, Measure, Placed, whole
+from .training.layout import Layout, Measure, Placed, unshard_root
 from .training.model_loading import load_scorer, load_whole
 
 # %% auto #0
@@ -484,7 +484,7 @@ class Judges:
     ) -> Tensor:  # [N]
         "The sum of the scores that a classifier of tokens gives in each answer."
         pad_id, sums = written.tokenizer.pad_token_id, []
-        with whole(model):
+        with unshard_root(model):
             for i in range(0, len(prompts), batch_size):
                 part = slice(i, i + batch_size)
                 both = left_pad([*prompts[part]], pad_id), right_pad([*written.ids[part]], pad_id)

@@ -15,7 +15,7 @@ from .base.custom import body_weights, linear_head
 from .base.last_layer import read_at
 from .base.loading import check_class
 from .base.opened import accepted_inputs, reads_end_to_end, unwrap
-from .base.sharding import gather_weights, sharded_by_deepspeed
+from .base.sharding import gather_weights, is_sharded_by_deepspeed
 from .packing import pack, position_ids
 
 # %% auto #0
@@ -45,7 +45,7 @@ def scorer_from(
         model = AutoModelForSequenceClassification.from_config(config)
         head = scorer_head(model)
         nn.init.normal_(head.weight, std=(head.in_features + 1) ** -0.5)
-    if sharded_by_deepspeed(model):
+    if is_sharded_by_deepspeed(model):
         raise ValueError(
             "under DeepSpeed ZeRO-3 a model's weights are sharded and cannot be copied: give the "
             "reward or value model by its name or folder, or launch with zero3_init_flag: false."

@@ -31,7 +31,7 @@ from .base.custom import check_head
 from .base.encoding import ANSWERS, Marked, encode, front_ids, overlap, pair_texts
 from .base.fields import NotNegative, setting
 from .base.last_layer import read_at
-from .base.markdown import inline, on_hub, two_columns
+from .base.markdown import inline_markdown, on_hub, two_columns
 from .base.noise import check_steady, switch_off_noise
 from .base.opened import unwrap
 from .models import token_scores
@@ -43,7 +43,7 @@ from rlhf_nb.preferences import (
     pair_batch,
     preference_metrics,
 )
-from .sft import check_lengths, quiet_bars, tokenizer_of
+from .sft import check_row_lengths, load_processing_class, quiet_bars
 from rlhf_nb.training.model_loading import (
     CENTER,
     add_adapter,
@@ -59,13 +59,13 @@ from rlhf_nb.training.supervised import (
     answer_ids,
     check_finite,
     check_ids,
-    columns_of,
+    column_names,
     config_of,
     cut_prompt,
-    each,
     log_counts,
-    mapped,
-    numbered,
+    map_rows,
+    map_sets,
+    number_errors,
     tokenizer_with,
     warn_of_end,
 )
@@ -104,7 +104,7 @@ def _pair_ids(
                 "rename the column that holds the prompts to prompt",
             )
     start, longer = max(zip(starts, pair), key=lambda both: len(both[1]))
-    kept = numbered(number, answer_ids, longer[:start], longer[start:], max_length, bos)
+    kept = number_errors(number, answer_ids, longer[:start], longer[start:], max_length, bos)
     over = len(longer) - len(kept)  # the same from both prompts
     return [cut_prompt(ids[:at], at - over, bos) + ids[at:] for at, ids in zip(starts, pair)]
 
@@ -123,7 +123,7 @@ def decided_pairs(
 ) -> Any:
     """The first choice for each pair, unless it is a tie or was taken back; other data unchanged.
     Raises ValueError if none is left or if lines are missing."""
-    if not {"choice", "again", "pair", *ANSWERS} <= set(columns_of(data)):
+    if not {"choice", "again", "pair", *ANSWERS} <= set(column_names(data)):
         return data
     standing: list[tuple[int, str, bool, int]] = []
     for i, row in enumerate(zip(data["choice"], data["again"], data["pair"])):
@@ -170,7 +170,7 @@ def _given_pairs(
     ]
     for number, pair in zip(numbers, both):
         for ids in pair:
-            numbered(number, check_ids, ids, tokenizer)
+            number_errors(number, check_ids, ids, tokenizer)
         if max_length is not None and (longest := max(map(len, pair))) > max_length:
             _refuse(number, f"it has {longest} tokens, max_length is {max_length}")
     return both
@@ -186,9 +186,9 @@ def encode_pairs(
     are used unchanged, without the padding that chosen_attention_mask and rejected_attention_mask
     name. Raises ValueError on missing columns and on pairs that teach nothing."""
     data = decided_pairs(data.with_format(None))
-    old = {f"{a}_input_ids": f"{a}_ids" for a in ANSWERS if f"{a}_input_ids" in columns_of(data)}
+    old = {f"{a}_input_ids": f"{a}_ids" for a in ANSWERS if f"{a}_input_ids" in column_names(data)}
     data = data.rename_columns(old) if old else data
-    columns = columns_of(data)
+    columns = column_names(data)
     given = {f"{name}_ids" for name in ANSWERS} <= set(columns)
     if not given and (missing := [c for c in ANSWERS if c not in columns]):
         raise ValueError(
@@ -205,7 +205,7 @@ def encode_pairs(
                 if row[name] is None or row[name] in ("", []):
                     what = "missing (None)" if row[name] is None else "empty"
                     _refuse(number, f"{name} is {what}")
-            marked += numbered(number, pair_texts, row, tokenizer)
+            marked += number_errors(number, pair_texts, row, tokenizer)
         if numbers[0] == 0:
             warn_of_end(marked[0].text, tokenizer)
         rows_of_ids = encode(marked, tokenizer)
@@ -230,7 +230,7 @@ def encode_pairs(
             ids["margin"] = [_margin(*each) for each in zip(rows["margin"], numbers)]
         return {**ids, "length": [max(map(len, pair)) for pair in both], "merged": merged}
 
-    return log_counts(mapped(data, encoded, num_proc))
+    return log_counts(map_rows(data, encoded, num_proc))
 
 # %% ../nbs/reference/38_reward.ipynb #971385e2
 @dataclass
@@ -320,7 +320,7 @@ def reward_card(
     return (
         f"---\nlibrary_name: {'peft' if adapter else 'transformers'}\npipeline_tag: "
         f"text-classification{known}\ntags: [reward-model, rlhf, rlhf_nb]\n---\n\n"
-        f"# {inline(name)}\n\nA reward model trained on preferences (Bradley-Terry) by "
+        f"# {inline_markdown(name)}\n\nA reward model trained on preferences (Bradley-Terry) by "
         "[rlhf_nb](https://github.com/rlhf-nb/rlhf_nb). The score of an answer is the logit at its "
         f"stop token, minus `reward_center`. `{load}.from_pretrained(folder, num_labels=1)` loads "
         f"it.{apart * pads_with_stop}\n\n## Recipe\n\n{two_columns(recipe)}\n\n## Last metrics\n\n"
@@ -352,19 +352,19 @@ class RewardTrainer(SealedTrainer):
         **more: Any,  # of transformers.Trainer
     ):
         args = config_of(RewardConfig, args, "reward")
-        tokenizer = tokenizer_with(args, tokenizer_of(model, processing_class))
+        tokenizer = tokenizer_with(args, load_processing_class(model, processing_class))
         options = args.loading(quantization_config) if isinstance(model, (str, Path)) else {}
         scorer = fit_embeddings(load_reward_model(model, args.seed, **options), tokenizer)
         scorer = check_head(add_adapter(scorer, peft_config, args.seed), "reward model")
 
         def encode(data: Any) -> Any:
             rows = encode_pairs(data, tokenizer, args.max_length, args.dataset_num_proc)
-            return check_lengths(rows, scorer)
+            return check_row_lengths(rows, scorer)
 
         self.encode, self.own_metrics = encode, compute_metrics
         with quiet_bars(args.disable_tqdm):
-            train_dataset = each(train_dataset, encode, "train_dataset", several=False)
-            eval_dataset = each(eval_dataset, encode, "eval_dataset")
+            train_dataset = map_sets(train_dataset, encode, "train_dataset", several=False)
+            eval_dataset = map_sets(eval_dataset, encode, "eval_dataset")
         self.scores_since_log: list[Tensor] = []  # [B, 2] each
         self.logs, self.warned = 0, False
         pairs = partial(
@@ -390,12 +390,12 @@ class RewardTrainer(SealedTrainer):
 
     def evaluate(self, eval_dataset: Any = None, *given: Any, **named: Any) -> dict[str, float]:
         "Trainer's, on the pairs given at construction, or on others in any accepted format."
-        data = each(eval_dataset, self.encode, "eval_dataset")
+        data = map_sets(eval_dataset, self.encode, "eval_dataset")
         return super().evaluate(data, *given, **named)
 
     def predict(self, test_dataset: Any, *given: Any, **named: Any) -> Any:
         "Trainer's, on pairs in any accepted format: scores [N, 2], the loss of each as its label."
-        return super().predict(each(test_dataset, self.encode, "test_dataset"), *given, **named)
+        return super().predict(map_sets(test_dataset, self.encode, "test_dataset"), *given, **named)
 
     def get_batch_samples(self, *given: Any) -> tuple[list, Any]:
         "The micro-batches of a step, and how many pairs they have on all ranks."

@@ -27,7 +27,7 @@ from .forward import Forward
 from .masks import right_pad
 from .models import response_values, sequence_scores
 from .rollout import Rollout
-from .training.layout import whole
+from .training.layout import unshard_root
 from .training.supervised import answer_ids
 
 # %% auto #0
@@ -47,7 +47,7 @@ def score_ids(
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # similar lengths together
     was_training, scores = model.training, torch.zeros(len(rows))
     model.eval()
-    with whole(model):
+    with unshard_root(model):
         for i in range(0, len(order), batch_size):
             batch = right_pad([rows[j] for j in order[i : i + batch_size]], pad_id)
             ids, mask = (x.to(model.device) for x in batch)

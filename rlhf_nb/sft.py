@@ -56,21 +56,21 @@ from rlhf_nb.training.supervised import (
     SupervisedConfig,
     check_finite,
     check_ids,
-    columns_of,
+    column_names,
     config_of,
     cut_prompt,
-    each,
     log_counts,
-    mapped,
-    numbered,
+    map_rows,
+    map_sets,
+    number_errors,
     tokenizer_with,
     warn_of_end,
 )
 
 # %% auto #0
-__all__ = ['marked_row', 'labelled', 'fit_row', 'given_labels', 'answers_of', 'encode_rows', 'completion_batch', 'packed_batch',
-           'check_packing', 'SFTConfig', 'quiet_bars', 'check_lengths', 'tokenizer_of', 'row_losses', 'counted_part',
-           'SFTTrainer']
+__all__ = ['marked_row', 'label_tokens', 'fit_row', 'read_labels', 'completions_of', 'encode_rows', 'completion_batch',
+           'packed_batch', 'check_packing', 'SFTConfig', 'quiet_bars', 'check_row_lengths', 'load_processing_class',
+           'row_losses', 'counted_part', 'SFTTrainer']
 
 # %% ../nbs/reference/37_sft.ipynb #7d542b9d
 def marked_row(
@@ -116,7 +116,7 @@ def marked_row(
     return marked
 
 # %% ../nbs/reference/37_sft.ipynb #cb4da106
-def labelled(
+def label_tokens(
     rows: Sequence[Marked], tokenizer: PreTrainedTokenizerBase
 ) -> list[tuple[list[int], list[int], bool]]:
     "Ids and labels of each text, and whether its answer begins inside a token."
@@ -148,7 +148,7 @@ def fit_row(
     return ids[:max_length], labels[:max_length]
 
 
-def given_labels(
+def read_labels(
     row: dict[str, Any],
     completion_only: bool | None = None,  # False: a completion_mask does not count
 ) -> list[int]:
@@ -166,7 +166,7 @@ def given_labels(
     return list(counted) if labels is None else labels
 
 
-def answers_of(labels: list[int]) -> int:
+def completions_of(labels: list[int]) -> int:
     "How many stretches of a row count."
     counted = [label != -100 for label in labels]
     return sum(now and not before for before, now in zip([False, *counted], counted))
@@ -181,7 +181,7 @@ def encode_rows(
 ) -> Any:  # columns input_ids, labels (-100 on what does not count), length
     """Rows of any form as ids. Raises ValueError on columns of no such form, and names a row that
     cannot teach."""
-    columns, text = columns_of(data), options.get("text_field", "text")
+    columns, text = column_names(data), options.get("text_field", "text")
     pairs = {"prompt", "completion"} <= set(columns) and options.get("format_row") is None
     known = {"messages", "conversations", "input_ids", text} & set(columns)
     if not (pairs or known or options.get("format_row")):
@@ -207,27 +207,29 @@ def encode_rows(
         if "input_ids" in rows:
             made = []
             for number, row in zip(numbers, rows_of(rows)):
-                numbered(number, check_ids, row["input_ids"], tokenizer)
-                counted = numbered(number, given_labels, row, only)
+                number_errors(number, check_ids, row["input_ids"], tokenizer)
+                counted = number_errors(number, read_labels, row, only)
                 padding = [not x for x in row.get("attention_mask") or []]
                 first = [*padding, False].index(False)  # what is in front of a row moves it
                 made.append((row["input_ids"][first:], counted[first:]))
         else:
             texts = [
-                numbered(n, marked_row, row, tokenizer, **options)
+                number_errors(n, marked_row, row, tokenizer, **options)
                 for n, row in zip(numbers, rows_of(rows))
             ]
             if numbers[0] == 0 and texts[0].ends:
                 warn_of_end(texts[0].text, tokenizer)
-            tokenized = labelled(texts, tokenizer)
+            tokenized = label_tokens(texts, tokenizer)
             made, merged = [row[:2] for row in tokenized], [row[2] for row in tokenized]
             said = [len(text.answers) + text.left_out for text in texts]
-        kept = [numbered(n, fit_row, *row, max_length, prompted) for n, row in zip(numbers, made)]
+        kept = [
+            number_errors(n, fit_row, *row, max_length, prompted) for n, row in zip(numbers, made)
+        ]
         ids, labels = map(list, zip(*kept))
         columns: dict[str, list] = dict(input_ids=ids, labels=labels, length=[*map(len, ids)])
-        return columns | dict(said=said, learned=[*map(answers_of, labels)], merged=merged)
+        return columns | dict(said=said, learned=[*map(completions_of, labels)], merged=merged)
 
-    return log_counts(mapped(data, encoded, num_proc))
+    return log_counts(map_rows(data, encoded, num_proc))
 
 # %% ../nbs/reference/37_sft.ipynb #c1a156ef
 def completion_batch(
@@ -336,7 +338,7 @@ def quiet_bars(quiet: bool | None) -> Iterator[None]:
             enable_progress_bars()
 
 # %% ../nbs/reference/37_sft.ipynb #3ca169c6
-def check_lengths(
+def check_row_lengths(
     data: Any,  # with a column length; a Dataset, or an IterableDataset, checked as it is read
     model: PreTrainedModel,
 ) -> Any:  # the same
@@ -358,7 +360,9 @@ def check_lengths(
     return data
 
 # %% ../nbs/reference/37_sft.ipynb #084e3c9f
-def tokenizer_of(model: PreTrainedModel | str, given: PreTrainedTokenizerBase | str | None) -> Any:
+def load_processing_class(
+    model: PreTrainedModel | str, given: PreTrainedTokenizerBase | str | None
+) -> Any:
     """The tokenizer given, or the name that the model was loaded from. Raises ValueError where
     there is neither."""
     named = isinstance(model, (str, Path))
@@ -416,7 +420,7 @@ class SFTTrainer(SealedTrainer):
         **more: Any,  # of transformers.Trainer
     ):
         args = config_of(SFTConfig, args, "sft")
-        tokenizer = tokenizer_with(args, tokenizer_of(model, processing_class))
+        tokenizer = tokenizer_with(args, load_processing_class(model, processing_class))
         options = args.loading(quantization_config) if isinstance(model, (str, Path)) else {}
         model = fit_embeddings(load_policy(model, **options), tokenizer)
 
@@ -431,14 +435,14 @@ class SFTTrainer(SealedTrainer):
                 assistant_only=args.assistant_only_loss,
                 format_row=formatting_func,
             )
-            return check_lengths(rows, model)
+            return check_row_lengths(rows, model)
 
         self.encode, self.own_metrics = encode, compute_metrics
         if (shorten := more.get("preprocess_logits_for_metrics")) is not None:
             more["preprocess_logits_for_metrics"] = lambda logits, both: shorten(logits, both[0])
         with quiet_bars(args.disable_tqdm):
-            train_dataset = each(train_dataset, encode, "train_dataset", several=False)
-            eval_dataset = each(eval_dataset, encode, "eval_dataset")
+            train_dataset = map_sets(train_dataset, encode, "train_dataset", several=False)
+            eval_dataset = map_sets(eval_dataset, encode, "eval_dataset")
         multiple = args.pad_to_multiple_of or 1
         pad, fill = tokenizer.pad_token_id, tokenizer.eos_token_id
         self.padded = data_collator or partial(completion_batch, pad_id=pad, multiple=multiple)
@@ -462,12 +466,12 @@ class SFTTrainer(SealedTrainer):
 
     def evaluate(self, eval_dataset: Any = None, *given: Any, **named: Any) -> dict[str, float]:
         "Trainer's, on the rows given, as they were given to the trainer, or on `eval_dataset`."
-        data = each(eval_dataset, self.encode, "eval_dataset")
+        data = map_sets(eval_dataset, self.encode, "eval_dataset")
         return super().evaluate(data, *given, **named)
 
     def predict(self, test_dataset: Any, *given: Any, **named: Any) -> Any:
         "Trainer's, on rows as they were given to the trainer."
-        return super().predict(each(test_dataset, self.encode, "test_dataset"), *given, **named)
+        return super().predict(map_sets(test_dataset, self.encode, "test_dataset"), *given, **named)
 
     def measure(self, output: EvalPrediction) -> dict[str, float]:
         "The metrics that were asked for, of predictions and labels."

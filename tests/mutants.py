@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rlhf_nb.exercises.engine import Exercise
-from rlhf_nb.exercises.values import Raised, mapped
+from rlhf_nb.exercises.values import Raised, map_numbers
 
 
 def others(text: str) -> dict[str, tuple[str, ...]]:
@@ -304,7 +304,7 @@ def mutants(exercise: Exercise, seed: int) -> list[Mutant]:
             for one in cases:
                 given = copy.deepcopy(one)
                 for k in grads:
-                    mapped(given[k], lambda x: x.requires_grad_() if _is_float(x) else x)
+                    map_numbers(given[k], lambda x: x.requires_grad_() if _is_float(x) else x)
                 with contextlib.suppress(Exception):
                     exercise.result(changed, given)
             if any(matters):  # a detach of what carries no gradient is no change

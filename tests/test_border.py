@@ -36,7 +36,7 @@ from rlhf_nb.base.fields import (
     Count,
     Facts,
     Setting,
-    allowed,
+    describe_allowed,
     facts_of,
     hints_of,
     setting,
@@ -206,7 +206,7 @@ def test_every_setting_says_what_it_is():
 # annotation that cannot be read here
 def test_ranges_are_of_fields_that_exist():
     assert not INHERITED.keys() - hints_of(SFTConfig).keys() - {*CONVERTED}
-    assert allowed(Count | None) == "a whole number of at least 1, or None"
+    assert describe_allowed(Count | None) == "a whole number of at least 1, or None"
 
     @dataclasses.dataclass
     class Mine(PPOConfig):

@@ -15,7 +15,7 @@ from ppo_fixtures import logs
 
 from rlhf_nb import ppo as ppo_module
 from rlhf_nb import shaping
-from rlhf_nb.exercises.museum import BUGS, Bug, planted, right_day, tells_more
+from rlhf_nb.exercises.museum import BUGS, Bug, plant_bug, right_day, tells_more
 
 KEPT = Path(__file__).parent.parent / "benchmarks" / "results" / "bug_museum.json"
 PAGE = json.loads(NOTEBOOKS["23_bug_museum"].read_text(encoding="utf-8"))
@@ -94,7 +94,7 @@ def check(request) -> Callable[[str], None]:
 # catches everything; a patch that is not undone
 @pytest.mark.parametrize("name", BUGS)
 def test_the_check_catches_the_bug(name, check):
-    with planted(BUGS[name]), pytest.raises(AssertionError):
+    with plant_bug(BUGS[name]), pytest.raises(AssertionError):
         check(name)
     check(name)
 
@@ -106,7 +106,7 @@ def test_the_check_catches_the_bug(name, check):
 # function by name does not get
 def test_a_bug_is_gone_after_an_error():
     right = shaping.shape_rewards
-    with pytest.raises(KeyError), planted(BUGS["sign_of_the_score"]):
+    with pytest.raises(KeyError), plant_bug(BUGS["sign_of_the_score"]):
         assert shaping.shape_rewards is ppo_module.shape_rewards is not right
         raise KeyError
     assert shaping.shape_rewards is ppo_module.shape_rewards is right
@@ -114,7 +114,7 @@ def test_a_bug_is_gone_after_an_error():
 
 # catches: a bug of a function that was renamed or moved, which would be planted nowhere
 def test_a_bug_that_no_longer_fits_is_refused():
-    with pytest.raises(AttributeError), planted(Bug(shaping, "no_such_function", right_day)):
+    with pytest.raises(AttributeError), plant_bug(Bug(shaping, "no_such_function", right_day)):
         pass
 
 

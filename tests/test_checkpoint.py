@@ -11,7 +11,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf_nb.checkpoint import MANIFEST, model_card, save_policy, seal, staged, verify
+from rlhf_nb.checkpoint import MANIFEST, model_card, save_policy, seal, stage_folder, verify
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -21,7 +21,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def write(folder: Path, text: str = "new") -> None:
-    with staged(folder) as part:
+    with stage_folder(folder) as part:
         (part / "a").write_text(text)
         assert not folder.exists() or (folder / "a").read_text() != text
         (part / "sub").mkdir()
@@ -59,7 +59,7 @@ def test_an_exception_leaves_what_was_there(tmp_path, error, there):
     if there:
         write(tmp_path / "run", "old")
     before = tree(tmp_path / "run") if there else None
-    with pytest.raises(error), staged(tmp_path / "run") as part:
+    with pytest.raises(error), stage_folder(tmp_path / "run") as part:
         (part / "a").write_text("half")
         raise error
     assert (tree(tmp_path / "run") == before) if there else not (tmp_path / "run").exists()
@@ -69,7 +69,7 @@ def test_an_exception_leaves_what_was_there(tmp_path, error, there):
 
 def write_for_ever(place: Path) -> None:
     for n in range(10**6):
-        with staged(place / f"checkpoint-{n}") as part:
+        with stage_folder(place / f"checkpoint-{n}") as part:
             for name in "abcd":
                 (part / name).write_bytes(bytes([n % 256]) * 300_000)
             seal(part, n=n)
@@ -103,7 +103,7 @@ def test_sigkill_leaves_whole_folders(tmp_path, after):
 
 @pytest.fixture
 def sealed(tmp_path) -> Path:
-    with staged(tmp_path / "checkpoint-3") as part:
+    with stage_folder(tmp_path / "checkpoint-3") as part:
         (part / "sub").mkdir()
         (part / "weights").write_bytes(bytes(range(256)) * 4)
         (part / "sub" / "state").write_text("{}")
@@ -203,7 +203,7 @@ def test_a_replacement_that_was_killed_halfway_loses_nothing(tmp_path):
     old = tmp_path / "good.old.partial"
     old.mkdir()
     (old / "weights").write_text("of before")
-    with pytest.raises(RuntimeError), staged(tmp_path / "good"):
+    with pytest.raises(RuntimeError), stage_folder(tmp_path / "good"):
         raise RuntimeError("the next write fails too")
     assert (tmp_path / "good" / "weights").read_text() == "of before"
     assert [p.name for p in tmp_path.iterdir()] == ["good"]

@@ -32,7 +32,7 @@ from rlhf_nb.exercises.difference import difference
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.gae import GAE
 from rlhf_nb.exercises.losses import POLICY_LOSS
-from rlhf_nb.exercises.values import Raised, fresh, leaves, mapped, same
+from rlhf_nb.exercises.values import Raised, fresh, leaves, map_numbers, same
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = [
@@ -204,7 +204,7 @@ def test_right_in_another_style_passes(seed):
 
             def answer(*given, one=one, style=style):
                 found = one.right(*given)
-                return found if found is None else mapped(found, style)
+                return found if found is None else map_numbers(found, style)
 
             assert (verdict := one(answer, seed)), (one.name, name, verdict)
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from rlhf_nb import cli, replay
-from rlhf_nb.checkpoint import staged
+from rlhf_nb.checkpoint import stage_folder
 from rlhf_nb.cli import demo_stages
 from rlhf_nb.cli.demo import demo
 from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoRun, DemoSettings
@@ -283,7 +283,7 @@ def test_ctrl_c_in_any_stage_leaves_no_half_one(run, tmp_path, monkeypatch, caps
     def half(run, *rest):
         if name == "judge":
             raise KeyboardInterrupt
-        with staged(run.folder / name) as part:
+        with stage_folder(run.folder / name) as part:
             (part / "model.safetensors").write_text("half")
             raise KeyboardInterrupt
 

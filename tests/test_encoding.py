@@ -671,7 +671,7 @@ def test_given_pairs_and_their_masks(letters):
 def test_columns_without_a_data_set_are_told_the_call():
     for columns in (dict(prompt=["a"], completion=["b"]), dict(input_ids=[[2, 3]])):
         with pytest.raises(TypeError, match="such as Dataset.from_dict\\(train_dataset\\)"):
-            supervised.each(columns, lambda data: data, "train_dataset", several=False)
+            supervised.map_sets(columns, lambda data: data, "train_dataset", several=False)
 
 
 def test_turns_of_the_older_form_are_the_same_turns(tokenizers):

@@ -87,14 +87,14 @@ def spread(model: nn.Module, mesh: DeviceMesh, layers: bool = True) -> nn.Module
 def test_unsharded(scorer, mesh, layers):
     model, wanted = spread(scorer, mesh, layers), scores(scorer)
     assert set(kinds(model).values()) == {SHARDED}
-    with layout.unsharded(model):
+    with layout.unshard_all(model):
         assert set(kinds(model).values()) == {HERE}
         assert torch.allclose(scores(model), wanted, atol=1e-6)
         assert set(kinds(model).values()) == {HERE}  # a call leaves them whole
     assert set(kinds(model).values()) == {SHARDED}
     model(input_ids=IDS[:1])
     assert set(kinds(model).values()) == {SHARDED}  # a later call leaves none whole
-    with pytest.raises(RuntimeError, match="on purpose"), layout.unsharded(model):
+    with pytest.raises(RuntimeError, match="on purpose"), layout.unshard_all(model):
         raise RuntimeError("on purpose")
     assert set(kinds(model).values()) == {SHARDED}
 
@@ -106,7 +106,7 @@ def test_unsharded_but_for_a_part(scorer, mesh):
         for layer in model.base_model.layers:
             fully_shard(layer, mesh=mesh)
     fully_shard(pair, mesh=mesh)
-    with layout.unsharded(pair, but=pair[1]):
+    with layout.unshard_all(pair, but=pair[1]):
         assert set(kinds(pair[0]).values()) == {HERE}
         assert torch.allclose(scores(pair[0]), scores(scorer), atol=1e-6)
         assert kinds(pair[1])["layer"] == SHARDED
@@ -128,7 +128,7 @@ def test_layer_by_layer(scorer, mesh):
 # catches: a model that is not sharded, touched all the same
 def test_other_models_are_left_alone(scorer):
     before = {name: p.data_ptr() for name, p in scorer.named_parameters()}
-    for context in (layout.unsharded, layout.layer_by_layer, layout.whole, gather_weights):
+    for context in (layout.unshard_all, layout.layer_by_layer, layout.unshard_root, gather_weights):
         with context(scorer):
             assert {name: p.data_ptr() for name, p in scorer.named_parameters()} == before
     assert {name: p.data_ptr() for name, p in scorer.named_parameters()} == before
@@ -147,9 +147,9 @@ def test_a_frozen_model_is_sharded_layer_by_layer(scorer, mesh):
         assert inside == dict(layer=SHARDED, head=HERE)
         assert torch.allclose(measured, scores(scorer), atol=1e-6)
         assert set(kinds(model).values()) == {SHARDED}
-    with layout.whole(model):  # its layers fetch themselves
+    with layout.unshard_root(model):  # its layers fetch themselves
         assert set(kinds(model).values()) == {SHARDED}
-    with layout.whole(root := spread(scorer, mesh)):
+    with layout.unshard_root(root := spread(scorer, mesh)):
         assert set(kinds(root).values()) == {HERE}
 
 
@@ -198,7 +198,7 @@ def test_in_step(policy, mine, others):
         shapes.append(kwargs["input_ids"].shape)
 
     policy.register_forward_pre_hook(note, with_kwargs=True)
-    with layout.in_step(policy, count, "cpu"):
+    with layout.match_calls(policy, count, "cpu"):
         for _ in range(mine):
             policy(input_ids=IDS)
     assert len(calls) == max(mine, others) and calls[mine:] == [False] * max(0, others - mine)
@@ -221,7 +221,7 @@ def test_without_hooks_of(policy):
     for library, name in (("deepspeed.runtime", "a"), ("other", "b"), ("deepspeed", "c")):
         body.register_forward_hook(hook_of(library, name))
         body.layers[0].register_forward_pre_hook(hook_of(library, name.upper()))
-    with layout.without_hooks_of(policy, "deepspeed"):
+    with layout.disable_hooks(policy, "deepspeed"):
         policy(input_ids=IDS)
     assert ran == ["B", "b"]
     ran.clear()

@@ -361,7 +361,7 @@ def test_dry_run(shape, capsys, tmp_path, monkeypatch):
     (tmp_path / "adapter").mkdir()
     written = json.dumps(dict(base_model_name_or_path="shape"))
     (tmp_path / "adapter" / "adapter_config.json").write_text(written)
-    assert plan.config_of("--model_name_or_path", "adapter").hidden_size == 4096
+    assert plan.planned_config("--model_name_or_path", "adapter").hidden_size == 4096
 
 
 # catches: settings that do not reach the plan

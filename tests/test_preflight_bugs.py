@@ -22,7 +22,7 @@ from rlhf_nb import update as update_module
 from rlhf_nb.checkpoint import load_weights
 from rlhf_nb.diagnose.checks import Checks
 from rlhf_nb.diagnose.preflight import LADDER, preflight
-from rlhf_nb.exercises.museum import BUGS, Bug, planted, right_day, tells_more
+from rlhf_nb.exercises.museum import BUGS, Bug, plant_bug, right_day, tells_more
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.kl_control import AdaptiveKLController
 from rlhf_nb.masks import left_pad
@@ -228,7 +228,7 @@ def looked_at(ppo, tiny, world, tokenizer) -> Callable[..., Checks]:
             parts["peft_config"] = peft.LoraConfig(r=4, task_type="CAUSAL_LM")
         judge = scorer_from(policy, 1) if reward is None else reward
         columns = ["prompt", "facts"] + ["completion"] * (reward is not None)
-        with planted(bug) if bug else nullcontext():
+        with plant_bug(bug) if bug else nullcontext():
             trainer = ppo(
                 judge,
                 data=world["train"].select_columns(columns),

@@ -20,7 +20,7 @@ from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.training.model_loading import tiny_policy
-from rlhf_nb.training.resume import of_data, of_function
+from rlhf_nb.training.resume import fingerprint_data, fingerprint_function
 
 EVALUATED = dict(eval_dataset=Dataset.from_dict(dict(prompt=PROMPTS[:5])))
 
@@ -96,9 +96,9 @@ def test_a_reward_function_is_its_code_and_what_it_holds(letters):
     def likes_c(prompts, responses, **columns):
         return [response.count("c") for response in responses]
 
-    assert of_function(likes_c) != of_function(globals()["likes_c"])
-    assert of_function(with_weight(1.0)) != of_function(with_weight(2.0))
-    assert of_function(with_weight(1.0)) == of_function(with_weight(1.0))
+    assert fingerprint_function(likes_c) != fingerprint_function(globals()["likes_c"])
+    assert fingerprint_function(with_weight(1.0)) != fingerprint_function(with_weight(2.0))
+    assert fingerprint_function(with_weight(1.0)) == fingerprint_function(with_weight(1.0))
 
 
 def test_a_judge_is_its_weights(half, letters):
@@ -430,8 +430,8 @@ def test_formats_and_rich_columns_survive(ppo, kind):
 
 def test_data_are_their_rows_in_order():
     data = Dataset.from_dict(dict(a=["x", None, "z"], b=[[1, 2], [3], []], c=[1.0, 2.0, 3.0]))
-    assert of_data(data) == of_data(data.select([0, 1, 2]).with_format("numpy"))
-    assert of_data(data.select([0, 1, 2]).flatten_indices()) == of_data(data)
+    assert fingerprint_data(data) == fingerprint_data(data.select([0, 1, 2]).with_format("numpy"))
+    assert fingerprint_data(data.select([0, 1, 2]).flatten_indices()) == fingerprint_data(data)
     others = [data.select([1, 0, 2]), data.rename_column("a", "d"), data.select([0, 1])]
     moved = Dataset.from_dict(dict(a=["x", None, "z"], b=[[1], [2, 3], []], c=[1.0, 2.0, 3.0]))
-    assert len({of_data(x) for x in (data, moved, *others)}) == 5
+    assert len({fingerprint_data(x) for x in (data, moved, *others)}) == 5

@@ -18,7 +18,7 @@ from notebooks import NOTEBOOKS
 
 from rlhf_nb import cli
 from rlhf_nb.cli import judge, ppo, reward, sft
-from rlhf_nb.cli.models import tokenizer_of
+from rlhf_nb.cli.models import load_run_tokenizer
 from rlhf_nb.models import scorer_from
 from rlhf_nb.training.model_loading import load_policy, tiny_policy, train_tokenizer
 
@@ -206,7 +206,13 @@ def refused(made, monkeypatch, capfd):
     one message. A file that it is given is in bad/."""
     monkeypatch.chdir(made)
     for module in (ppo, sft, reward, judge):
-        for name in ("load_policy", "scorers", "tokenizer_of", "load_reward_model", "load_judge"):
+        for name in (
+            "load_policy",
+            "scorers",
+            "load_run_tokenizer",
+            "load_reward_model",
+            "load_judge",
+        ):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, no_model)
     there = sorted(os.listdir())
@@ -262,7 +268,7 @@ def test_a_prompt_that_is_none_is_named(refused, command):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_conversations_need_a_template(refused, command, monkeypatch):
     module = dict(ppo=ppo, sft=sft, reward=reward, judge=judge)[command]
-    monkeypatch.setattr(module, "tokenizer_of", tokenizer_of)
+    monkeypatch.setattr(module, "load_run_tokenizer", load_run_tokenizer)
     says = lambda role: [dict(role=role, content="hello")]
     row = dict(prompt=says("user"), completion=says("assistant"))
     if command == "reward":

@@ -260,19 +260,19 @@ def fits(value: Any, hint: Any) -> bool:
     return isinstance(value, (kind, also.get(kind, kind)))
 
 
-def allowed(hint: Any) -> str:
+def describe_allowed(hint: Any) -> str:
     "What an annotation allows."
     if len(options := options_of(hint)) > 1:
-        return ", or ".join(map(allowed, options))
+        return ", or ".join(map(describe_allowed, options))
     hint = options[0]
     kind, parts = get_origin(hint) or hint, get_args(hint)
     if known := names_of(hint):
         shown = ", ".join(map(str, known[:8])) + ", ..." * (len(known) > 8)
         return shown if len(known) == 1 else f"one of {shown}"
     if kind is Annotated:
-        return f"{allowed(parts[0])} {parts[1]}"
+        return f"{describe_allowed(parts[0])} {parts[1]}"
     if kind is list:
-        return f"a list, each item {allowed(parts[0])}" if parts else "a list"
+        return f"a list, each item {describe_allowed(parts[0])}" if parts else "a list"
     return NAMES.get(kind, f"a {getattr(kind, '__name__', kind)}")
 
 
@@ -291,7 +291,7 @@ def complaint(name: str, value: Any, hint: Any) -> str | None:
         return None
     known = [str(x) for option in options_of(hint) for x in names_of(option)]
     near = did_you_mean(value, known) if isinstance(value, str) else ""
-    return f"{name} is {reprlib.repr(value)}: give {allowed(hint)}.{near}"
+    return f"{name} is {reprlib.repr(value)}: give {describe_allowed(hint)}.{near}"
 
 
 def check_fields(

@@ -107,7 +107,7 @@ def is_cut_off(path: Path) -> bool:
 TIMES = {kind.__name__: kind for kind in (datetime.datetime, datetime.date, datetime.time)}
 
 
-def _tagged(x: Any) -> Any:
+def _tag(x: Any) -> Any:
     "What JSON does not know, as an object of one name."
     kind = type(x).__name__
     if kind in TIMES:
@@ -119,8 +119,8 @@ def _tagged(x: Any) -> Any:
     return x.tolist() if hasattr(x, "tolist") else str(x)  # numbers of numpy have it
 
 
-def _untagged(x: dict[str, Any]) -> Any:
-    "What `_tagged` was given."
+def _untag(x: dict[str, Any]) -> Any:
+    "What `_tag` was given."
     first: tuple[str, Any] = next(iter(x.items()), ("", None))
     kind, value = first[0].removeprefix("$"), first[1]
     if kind == first[0]:
@@ -147,9 +147,9 @@ def strict_json(x: Any) -> str:
 
 def to_json(x: Any) -> str:
     "JSON, also of dates, bytes, tensors and arrays; anything else becomes its text."
-    return json.dumps(x, default=_tagged)
+    return json.dumps(x, default=_tag)
 
 
 def from_json(text: str) -> Any:
     "What `to_json` was given."
-    return json.loads(text, object_hook=_untagged)
+    return json.loads(text, object_hook=_untag)

@@ -11,7 +11,7 @@ from typing import Any
 BREAK = "<br>"  # a new line within a cell of a table: markdown has none of its own
 
 
-def inline(x: Any) -> str:
+def inline_markdown(x: Any) -> str:
     "A value or name on one line, nothing in it read as markup."
     text = f"{x:.4g}" if isinstance(x, float) else " ".join(str(x).split())
     text = html.escape(text, quote=False).replace("|", "\\|").replace("`", "'")
@@ -20,7 +20,9 @@ def inline(x: Any) -> str:
 
 def two_columns(rows: Mapping[str, Any]) -> str:
     "A table without a heading, a line for each entry."
-    lines = [f"| {inline(key)} | {inline(value)} |" for key, value in rows.items()]
+    lines = [
+        f"| {inline_markdown(key)} | {inline_markdown(value)} |" for key, value in rows.items()
+    ]
     return "\n".join(["| | |", "|---|---|", *lines])
 
 

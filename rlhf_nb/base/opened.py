@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from rlhf_nb.base.fused import logit_scale
-from rlhf_nb.base.sharding import sharded_by_deepspeed
+from rlhf_nb.base.sharding import is_sharded_by_deepspeed
 
 # Private names used here: `_attn_implementation` of a config of transformers; `_orig_mod` of
 # torch.compile.
@@ -182,7 +182,7 @@ def separable_model(model: Any) -> PreTrainedModel | None:
     if not isinstance(model, PreTrainedModel) or hasattr(model, "unshard"):
         return None
     head = model.get_output_embeddings()
-    if head is None or sharded_by_deepspeed(head):
+    if head is None or is_sharded_by_deepspeed(head):
         return None
     found = _findings.setdefault(model, Findings())
     if found.separable is None:

@@ -49,7 +49,7 @@ def between_ranks(error: RuntimeError) -> bool:
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
-def on_ranks(here: bool, action: Callable[[], Any]) -> Any:
+def run_on_ranks(here: bool, action: Callable[[], Any]) -> Any:
     """Run where `here`. Returns on every rank what it returned on the first, or raises on every
     rank what it raised on one, so that none waits for that one."""
     result = error = None
@@ -74,7 +74,7 @@ def wait_for_all() -> None:
 # ---- Weights that are sharded ----
 
 
-def sharded_by_deepspeed(model: nn.Module) -> bool:
+def is_sharded_by_deepspeed(model: nn.Module) -> bool:
     "Whether ZeRO-3 holds a part of some weight alone."
     return any(hasattr(p, "ds_id") for p in model.parameters())
 

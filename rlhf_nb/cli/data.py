@@ -46,7 +46,7 @@ FIXES = dict(  # of a file that cannot be read
 )
 
 
-def embedded(name: str, seed: int, splits: Sequence[str]) -> DatasetDict:
+def load_embedded(name: str, seed: int, splits: Sequence[str]) -> DatasetDict:
     "An embedded data set. Of a split `name[:n]` the first n rows are made, and no more."
     if name == "everyday_requests":
         return everyday_requests()
@@ -111,7 +111,7 @@ def load_rows(
             f"{' or '.join(EMBEDDED)}."
         )
     if name in EMBEDDED:
-        return embedded(name, seed, splits)
+        return load_embedded(name, seed, splits)
     path = Path(name)
     unpack = UNPACK.get(path.suffix, open)
     kind = KINDS.get(path.suffix if unpack is open else path.with_suffix("").suffix)
@@ -191,7 +191,7 @@ def check_columns(
     )
 
 
-def check_prompts(name: str | None, rows: Dataset) -> None:
+def check_prompt_column(name: str | None, rows: Dataset) -> None:
     "Raises ValueError on a prompt that is neither text nor a conversation."
     if "prompt" not in rows.column_names:
         return  # ids, which the trainer checks

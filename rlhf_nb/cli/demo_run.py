@@ -164,9 +164,9 @@ class DemoRun:
     @contextmanager
     def stage_folder(self, stage: str) -> Iterator[Path]:
         "The folder of a stage, which appears when all is in it, marked as this demo's."
-        from rlhf_nb.checkpoint import seal, staged
+        from rlhf_nb.checkpoint import seal, stage_folder
 
-        with staged(self.folder / stage) as folder:
+        with stage_folder(self.folder / stage) as folder:
             yield folder
             seal(folder, demo=self.name, stage=stage)
 

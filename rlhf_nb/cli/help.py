@@ -24,7 +24,7 @@ class About:
     section: str = ""  # of a recipe that the command reads; empty: that of its own name
 
 
-def page(
+def help_page(
     about: About,
     known: Mapping[str, argparse.Action],  # every option of the command, by name
     theirs: Collection[str],  # those that transformers.TrainingArguments declares

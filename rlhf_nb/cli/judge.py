@@ -20,9 +20,9 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_nb.base.encoding import marked_pair, strip_stop, template_settings
 from rlhf_nb.base.fields import Count, NotNegative, Positive, Seed, setting
 from rlhf_nb.cli.arguments import TRAINER_HELP, DataArguments, ModelArguments
-from rlhf_nb.cli.data import check_prompts, check_template, drop_long, load_rows, take
+from rlhf_nb.cli.data import check_prompt_column, check_template, drop_long, load_rows, take
 from rlhf_nb.cli.help import About
-from rlhf_nb.cli.models import loading, named, tokenizer_of
+from rlhf_nb.cli.models import explain_model_errors, load_run_tokenizer, require_name
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.judges import load_judge
 from rlhf_nb.judging import GoldPairJudge, RewardModelJudge, judge_pairs
@@ -112,7 +112,7 @@ def make_judge(options: JudgeArguments) -> Any:
     if name == "gold":
         return GoldPairJudge()
     if path.is_dir():
-        with named("--judge_model", name):
+        with require_name("--judge_model", name):
             model = on_device(load_judge(name), options).eval()
             return RewardModelJudge(model, load_tokenizer(name), options.batch_size)
     beside = len(path.parts) > 1 and path.parent.is_dir()
@@ -134,7 +134,7 @@ def on_device(model: Any, options: JudgeArguments) -> Any:
     return model.to("cuda" if torch.cuda.is_available() and not options.use_cpu else "cpu")
 
 
-def answers_of(
+def read_answers(
     name: str | None,  # of the model
     flag: str,  # the option that named it
     models: ModelArguments,
@@ -143,8 +143,8 @@ def answers_of(
 ) -> tuple[PreTrainedTokenizerBase, Completions]:
     """The model's tokenizer, and its completions of the prompts as its template writes them. They
     end where its generation config says."""
-    with named(flag, name) as known:
-        model = on_device(load_policy(known, **loading(models)), options)
+    with require_name(flag, name) as known:
+        model = on_device(load_policy(known, **explain_model_errors(models)), options)
         own = models.tokenizer_name_or_path if flag == "--model_name_or_path" else None
         tokenizer = load_tokenizer(own or known)
     ends = model.generation_config.eos_token_id
@@ -188,7 +188,7 @@ def rows_to_judge(data: DataArguments, options: JudgeArguments) -> Dataset:
             f"the data set has columns {rows.column_names} and lacks {missing}: judging needs "
             "prompt, and completion or --opponent_name_or_path."
         )
-    check_prompts(data.dataset_name, rows)
+    check_prompt_column(data.dataset_name, rows)
     if options.judge_model == "gold" and "facts" not in rows.column_names:
         raise ValueError(
             "--judge_model gold needs the column facts, the truth of every post: --dataset_name "
@@ -214,18 +214,18 @@ def judge_command(words: Sequence[str]) -> None:
     if options.output is not None and Path(options.output).is_dir():
         raise ValueError(f"--output {options.output} is a folder: give the name of a CSV file.")
     rows = rows_to_judge(data, options)
-    tokenizer = tokenizer_of(models)
+    tokenizer = load_run_tokenizer(models)
     check_template(data.dataset_name, rows, tokenizer)
     judge = make_judge(options)
     rows = drop_long(rows, tokenizer, data.max_prompt_length)
     name = models.model_name_or_path
-    tokenizer, ours = answers_of(name, "--model_name_or_path", models, options, rows)
+    tokenizer, ours = read_answers(name, "--model_name_or_path", models, options, rows)
     columns: dict[str, list] = dict(facts=rows["facts"][:]) if "facts" in rows.column_names else {}
     talks = isinstance(judge, RewardModelJudge) and not isinstance(rows[0]["prompt"], str)
     if talks:  # it reads them through its own template
         columns |= dict(conversations=rows["prompt"][:], settings=[*map(template_settings, rows)])
     if other := options.opponent_name_or_path:
-        _, found = answers_of(other, "--opponent_name_or_path", models, options, rows)
+        _, found = read_answers(other, "--opponent_name_or_path", models, options, rows)
         theirs, stopped = found.texts, list(found.stopped)
     else:
         theirs, stopped = [reference(row, tokenizer) for row in rows], [True] * len(rows)

@@ -15,7 +15,7 @@ from rlhf_nb.training.model_loading import load_tokenizer
 
 
 @contextmanager
-def named(
+def require_name(
     flag: str,  # the option, such as --model_name_or_path
     name: str | None,  # its value
     quiet: bool = False,  # as of `no_bars`
@@ -32,7 +32,7 @@ def named(
         raise ValueError(f"{flag} {name}: {error}") from error
 
 
-def loading(models: ModelArguments) -> dict[str, Any]:
+def explain_model_errors(models: ModelArguments) -> dict[str, Any]:
     "Data type and attention, as `from_pretrained` takes them."
     dtype = models.dtype if models.dtype == "auto" else getattr(torch, models.dtype)
     if models.attn_implementation is None:
@@ -66,10 +66,10 @@ def adapter_config(
     )
 
 
-def tokenizer_of(models: ModelArguments) -> PreTrainedTokenizerBase:
+def load_run_tokenizer(models: ModelArguments) -> PreTrainedTokenizerBase:
     "The tokenizer that is named, or the one in the model's folder."
     name, flag = models.tokenizer_name_or_path, "--tokenizer_name_or_path"
     if not name:
         name, flag = models.model_name_or_path, "--model_name_or_path"
-    with named(flag, name) as known:
+    with require_name(flag, name) as known:
         return load_tokenizer(known)

@@ -17,7 +17,7 @@ from transformers.hf_argparser import string_to_bool
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.fields import complaint, hints_of, names_of
 from rlhf_nb.base.terminal import harmless
-from rlhf_nb.cli.help import About, page
+from rlhf_nb.cli.help import About, help_page
 from rlhf_nb.cli.recipes import read_recipe
 from rlhf_nb.training.compat import CONFIG
 
@@ -57,7 +57,7 @@ class ShowHelp(argparse.Action):
     "`--help` and `--help-all`."
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        print(page(parser.about, parser.known, parser.theirs, self.dest == "help_all"), end="")
+        print(help_page(parser.about, parser.known, parser.theirs, self.dest == "help_all"), end="")
         parser.exit()
 
 

@@ -21,12 +21,12 @@ from rlhf_nb.diagnose.memory import MemoryPlan
 from rlhf_nb.estimators import ESTIMATORS
 
 
-def config_of(flag: str, name: str) -> PretrainedConfig:
+def planned_config(flag: str, name: str) -> PretrainedConfig:
     "The config of the model that a flag names; no weights are read. OSError where there is none."
     place, configured = from_where(name), (Path(name) / "config.json").is_file()
     adapter = Path(name) / "adapter_config.json"
     if adapter.is_file() and not configured:
-        return config_of(flag, json.loads(adapter.read_text())["base_model_name_or_path"])
+        return planned_config(flag, json.loads(adapter.read_text())["base_model_name_or_path"])
     problem = (
         f"{flag} {name}: no folder of that name has a config.json, and neither the hub nor its "
         "cache gave one. Check the name and the network, or give a folder with a config.json; "
@@ -77,8 +77,8 @@ def plan_of(options: Namespace) -> MemoryPlan:
     models = PPOModelArguments(**{name: getattr(options, name) for name in names})
     check_critic(models, options)
     check_judges(models, options)
-    find = lambda flag, name: config_of(f"--{flag}", name) if name else None
-    policy = config_of(
+    find = lambda flag, name: planned_config(f"--{flag}", name) if name else None
+    policy = planned_config(
         "--model_name_or_path", policy_name(models.model_name_or_path, options.sft_model_path)
     )
     judged = has_reward_model(options.reward_model_path, models.reward_function)

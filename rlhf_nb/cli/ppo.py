@@ -9,13 +9,18 @@ from pathlib import Path
 from rlhf_nb.cli.arguments import TRAINED, TRAINER_HELP, PPOModelArguments, TrainDataArguments
 from rlhf_nb.cli.data import (
     check_columns,
-    check_prompts,
+    check_prompt_column,
     check_template,
     drop_long,
     splits_of,
 )
 from rlhf_nb.cli.help import About
-from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
+from rlhf_nb.cli.models import (
+    adapter_config,
+    explain_model_errors,
+    load_run_tokenizer,
+    require_name,
+)
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.cli.plan import dry_run
 from rlhf_nb.cli.ppo_models import (
@@ -112,13 +117,13 @@ def trainer_of(data: TrainDataArguments, models: PPOModelArguments, args: PPOCon
     models.model_name_or_path = models.model_name_or_path or name
     train, test = splits_of(data, hold_out=100)
     check_columns(data.dataset_name, train, ("prompt",), ("input_ids",))
-    check_prompts(data.dataset_name, train)
+    check_prompt_column(data.dataset_name, train)
     copy.copy(args).set_sizes(len(train))  # before models are loaded; the trainer counts again
-    tokenizer = tokenizer_of(models)
+    tokenizer = load_run_tokenizer(models)
     check_template(data.dataset_name, train, tokenizer)
     judges = scorers(models, args)
-    with named(f"--{given}", name):
-        policy = load_policy(name, **loading(models))
+    with require_name(f"--{given}", name):
+        policy = load_policy(name, **explain_model_errors(models))
     trainer = PPOTrainer(
         args,
         tokenizer,

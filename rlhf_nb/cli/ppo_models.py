@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from rlhf_nb.cli.arguments import PPOModelArguments
-from rlhf_nb.cli.models import loading, named
+from rlhf_nb.cli.models import explain_model_errors, require_name
 from rlhf_nb.cli.scoring import REWARDS, load_reward_function
 from rlhf_nb.estimators import ESTIMATORS
 from rlhf_nb.judges import ensemble_of, load_judge
@@ -74,7 +74,7 @@ def check_judges(
 
 def in_dtype(model: Any, models: PPOModelArguments) -> Any:
     "The model in the data type that --dtype names."
-    return model if models.dtype == "auto" else model.to(loading(models)["dtype"])
+    return model if models.dtype == "auto" else model.to(explain_model_errors(models)["dtype"])
 
 
 def scorers(models: PPOModelArguments, args: PPOConfig) -> list[Any]:
@@ -83,10 +83,10 @@ def scorers(models: PPOModelArguments, args: PPOConfig) -> list[Any]:
     needs_model = has_reward_model(args.reward_model_path, models.reward_function)
     functions = [load_reward_function(name) for name in models.reward_function or []]
     if needs_model:
-        with named("--reward_model_path", args.reward_model_path):
+        with require_name("--reward_model_path", args.reward_model_path):
             loaded = [in_dtype(load_judge(args.reward_model_path, args.reward_level), models)]
     for name in models.reward_ensemble or []:
-        with named("--reward_ensemble", name):
+        with require_name("--reward_ensemble", name):
             loaded.append(in_dtype(load_judge(name, args.reward_level), models))
     return loaded + functions
 
@@ -95,7 +95,7 @@ def reward_tokenizer_of(models: PPOModelArguments) -> PreTrainedTokenizerBase | 
     "The reward model's own tokenizer, where it has one."
     if (name := models.reward_tokenizer_name_or_path) is None:
         return None
-    with named("--reward_tokenizer_name_or_path", name):
+    with require_name("--reward_tokenizer_name_or_path", name):
         return load_tokenizer(name)
 
 
@@ -114,7 +114,7 @@ def value_model_of(
     if models.value_model_path is not None and args.share_value_trunk:
         value = models.value_model_path  # of a head alone
     elif models.value_model_path is not None:
-        with named("--value_model_path", models.value_model_path):
+        with require_name("--value_model_path", models.value_model_path):
             value = in_dtype(load_scorer(models.value_model_path), models)
     elif is_deepspeed_zero3_enabled() and not args.share_value_trunk:
         # ZeRO-3 splits weights over the processes as they are loaded: no model can be copied
@@ -149,4 +149,4 @@ def reference_of(models: PPOModelArguments, name: str) -> PreTrainedModel | None
     "None: the trainer copies the policy. Under ZeRO-3 it is loaded a second time."
     if models.use_peft or not is_deepspeed_zero3_enabled():
         return None
-    return load_policy(name, **loading(models))
+    return load_policy(name, **explain_model_errors(models))

@@ -15,7 +15,12 @@ from rlhf_nb.cli.arguments import (
 )
 from rlhf_nb.cli.data import check_columns, check_template, drop_long, pairs_of, splits_of
 from rlhf_nb.cli.help import About
-from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
+from rlhf_nb.cli.models import (
+    adapter_config,
+    explain_model_errors,
+    load_run_tokenizer,
+    require_name,
+)
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.cli.training import finish, in_folder
 from rlhf_nb.reward import RewardConfig, RewardTrainer
@@ -69,13 +74,13 @@ def reward_command(words: Sequence[str]) -> None:
                     "is taken over texts: leave --center_rewards out, and give --normalize_scores "
                     "to `rlhf-nb ppo`."
                 )
-        tokenizer = tokenizer_of(models)
+        tokenizer = load_run_tokenizer(models)
         if args.chat_template_path is None:
             check_template(data.dataset_name, rows, tokenizer, "--chat_template_path")
-        with named("--model_name_or_path", models.model_name_or_path, quiet=True) as name:
+        with require_name("--model_name_or_path", models.model_name_or_path, quiet=True) as name:
             model = load_reward_model(name, args.seed)
         if models.dtype != "auto":
-            model = model.to(loading(models)["dtype"])
+            model = model.to(explain_model_errors(models)["dtype"])
         if models.attn_implementation is not None:
             model.set_attn_implementation(models.attn_implementation)
         train, test = (

@@ -93,10 +93,10 @@ def load_reward_function(
     "The function of that name. Raises ValueError where there is none."
     if name in REWARDS:
         return REWARDS[name]()
-    return with_name(load_function("--reward_function", name, REWARDS), name)
+    return name_errors(load_function("--reward_function", name, REWARDS), name)
 
 
-def with_name(function: Callable[..., list[float]], name: str) -> Callable[..., list[float]]:
+def name_errors(function: Callable[..., list[float]], name: str) -> Callable[..., list[float]]:
     "The same function; an error in it becomes a RuntimeError that names its line."
 
     @wraps(function)

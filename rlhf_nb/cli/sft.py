@@ -17,7 +17,12 @@ from rlhf_nb.cli.arguments import (
 )
 from rlhf_nb.cli.data import check_columns, check_template, drop_long, splits_of
 from rlhf_nb.cli.help import About
-from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
+from rlhf_nb.cli.models import (
+    adapter_config,
+    explain_model_errors,
+    load_run_tokenizer,
+    require_name,
+)
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.cli.training import finish, in_folder
 from rlhf_nb.sft import SFTConfig, SFTTrainer
@@ -59,11 +64,11 @@ def starting_point(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     "The model to fine-tune and its tokenizer: loaded, or made from nothing."
     if not models.from_scratch:
-        tokenizer = tokenizer_of(models)
+        tokenizer = load_run_tokenizer(models)
         if args.chat_template_path is None:
             check_template(data.dataset_name, rows, tokenizer, "--chat_template_path")
-        with named("--model_name_or_path", models.model_name_or_path) as name:
-            return load_policy(name, **loading(models)), tokenizer
+        with require_name("--model_name_or_path", models.model_name_or_path) as name:
+            return load_policy(name, **explain_model_errors(models)), tokenizer
     if models.model_name_or_path:
         raise ValueError(
             "--from_scratch makes a model and --model_name_or_path loads one: leave one of them "

@@ -77,7 +77,7 @@ def view_parser() -> Parser:
     return parser
 
 
-def coloured(
+def colour_tokens(
     tokens: Sequence[str],
     kl: Sequence[float],  # of each token, in nats
 ) -> Text:
@@ -102,7 +102,7 @@ def rollout_text(rollout: Rollout, episodes: int = 8) -> Text:
         parts.append(Text(episode_facts(rollout, i), "bold"))
         if rollout.prompts:
             parts.append(Text(harmless(end_of(prompt_of(rollout, i)).strip()), "dim"))
-        parts.append(coloured(tokens, kl))
+        parts.append(colour_tokens(tokens, kl))
     return Text("\n\n").join(parts)
 
 
@@ -130,7 +130,7 @@ def view_command(words: Sequence[str]) -> None:
             parser.error(f"--output {path} is the file that is read: give another one")
         writable(path, "--output")
     from rlhf_nb.base.loading import pretrained_tokenizer  # seconds that `--help` does not wait for
-    from rlhf_nb.cli.models import named
+    from rlhf_nb.cli.models import require_name
     from rlhf_nb.ui.episodes import notes_of
     from rlhf_nb.ui.foreign import parse_columns
     from rlhf_nb.ui.run_files import left_out, ranges_of, rollout_files
@@ -144,7 +144,7 @@ def view_command(words: Sequence[str]) -> None:
                 "which hold their columns and tokens: leave it out"
             )
     if options.tokenizer is not None:
-        with named("--tokenizer", options.tokenizer) as name:
+        with require_name("--tokenizer", options.tokenizer) as name:
             tokenizer = pretrained_tokenizer(name)
     objective = None if options.objective is None else objective_typed(options.objective)
     browser = browse(options.run, None, columns, tokenizer, objective)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Generator
 
-from rlhf_nb.exercises.draw import one, pick, whole
+from rlhf_nb.exercises.draw import integers, one, pick
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -30,7 +30,7 @@ def my_step_rewards(told: Steps, facts: dict[str, str]) -> list[float]:
 
 def _step_cases(g: Generator) -> list[Case]:
     facts = {slot: pick(g, values) for slot, values in VALUES.items()}
-    slots = [[*facts][i] for i in whole(g, 0, 10**6, 3).argsort()]
+    slots = [[*facts][i] for i in integers(g, 0, 10**6, 3).argsort()]
     right = [(slot, facts[slot]) for slot in slots]
     wrong = [(s, pick(g, [v for v in VALUES[s] if v != facts[s]])) for s in slots]
     a, b, c = right
@@ -46,7 +46,7 @@ def _step_cases(g: Generator) -> list[Case]:
         [a] * one(g, 3, 9),  # a policy that says it again
         [a, wrong[0]] * one(g, 3, 6),  # takes it back and tells it again
         [b, *[wrong[0], a] * one(g, 2, 5)],
-        [(right + wrong)[i] for i in whole(g, 0, 5, one(g, 6, 10)).tolist()],
+        [(right + wrong)[i] for i in integers(g, 0, 5, one(g, 6, 10)).tolist()],
     ]
     return [dict(told=text, facts=facts) for text in texts]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_nb.exercises.values import Raised, numbers, parts, plain, same, shown
+from rlhf_nb.exercises.values import Raised, numbers, parts, plain, same, show_short
 
 
 def difference(got: Any, want: Any, names: Sequence[str] = ()) -> str:
@@ -31,12 +31,12 @@ def difference(got: Any, want: Any, names: Sequence[str] = ()) -> str:
         return f"You returned {_kind(got)}, and {_kind(want)} was wanted."
     if isinstance(want, list):
         return _list(got, want)
-    return f"You returned {shown(got)}, and {shown(want)} was wanted."
+    return f"You returned {show_short(got)}, and {show_short(want)} was wanted."
 
 
 def _error(got: Any, want: Any) -> str:
     if not isinstance(want, Raised):
-        text = f"Your function raised {shown(got)}"
+        text = f"Your function raised {show_short(got)}"
         return text if text.endswith((".", "!", "?")) else text + "."
     does = f"it raises {_kind(got.error)}" if isinstance(got, Raised) else "it returns a result"
     return f"Your function has to raise {_kind(want.error)} here: {does}."

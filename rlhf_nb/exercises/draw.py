@@ -18,19 +18,19 @@ def normal(g: Generator, *shape: int, scale: float = 1.0) -> Tensor:
     return (torch.randn(shape, generator=g) * scale * 100).round() / 100
 
 
-def between(g: Generator, low: float, high: float, *shape: int) -> Tensor:
+def uniform(g: Generator, low: float, high: float, *shape: int) -> Tensor:
     "Uniform numbers, rounded."
     return ((low + (high - low) * torch.rand(shape, generator=g)) * 100).round() / 100
 
 
-def whole(g: Generator, low: int, high: int, *shape: int) -> Tensor:
+def integers(g: Generator, low: int, high: int, *shape: int) -> Tensor:
     "Integers from low to high, both included."
     return torch.randint(low, high + 1, shape, generator=g)
 
 
 def one(g: Generator, low: int, high: int) -> int:
     "One integer from low to high, both included."
-    return int(whole(g, low, high))
+    return int(integers(g, low, high))
 
 
 def pick(g: Generator, options: Sequence[T]) -> T:
@@ -44,19 +44,19 @@ def two(g: Generator, options: Sequence[T]) -> tuple[T, T]:
     return options[i], options[j]
 
 
-def lengths(*rows: int, width: int) -> Tensor:
+def draw_lengths(*rows: int, width: int) -> Tensor:
     "The mask [B, width] of responses of these lengths."
     return torch.arange(width) < torch.tensor(rows)[:, None]
 
 
-def ragged(g: Generator, rows: int, width: int, empty: bool = True) -> Tensor:
+def ragged_mask(g: Generator, rows: int, width: int, empty: bool = True) -> Tensor:
     """A mask of responses: one fills its row, one has a single token less, the others are random;
     the last one is empty if `empty`."""
-    each = [width, width - 1, *whole(g, 1, width, max(rows - 2, 0)).tolist()]
+    each = [width, width - 1, *integers(g, 1, width, max(rows - 2, 0)).tolist()]
     if empty:
         each[rows - 1] = 0
     order = [0] if rows == 1 else [*torch.randperm(rows - 1, generator=g).tolist(), rows - 1]
-    return lengths(*(each[i] for i in order), width=width)
+    return draw_lengths(*(each[i] for i in order), width=width)
 
 
 def dirty(x: Tensor, mask: Tensor, dirt: float = math.nan) -> Tensor:

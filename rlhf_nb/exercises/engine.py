@@ -29,7 +29,7 @@ from rlhf_nb.exercises.values import (
     leaves,
     numbers,
     same,
-    shown,
+    show_short,
 )
 from rlhf_nb.ui.html import element, inline
 
@@ -102,7 +102,9 @@ class Exercise:
         with random_state_kept():
             verdict = attempt(self.judge, answer, seed)
         if isinstance(verdict, Raised):
-            return Verdict(False, f"Your function made the checker itself fail: {shown(verdict)}")
+            return Verdict(
+                False, f"Your function made the checker itself fail: {show_short(verdict)}"
+            )
         return verdict
 
     def judge(self, answer: Any, seed: int) -> Verdict:
@@ -270,15 +272,15 @@ class Exercise:
     def _seen(
         self, case: Case, got: Any, want: Any = None, gradients: Callable | bool = False
     ) -> str:
-        lines = [f"{name} = {shown(x)}" for name, x in case.items()]
-        lines.append(f"you returned {shown(got)}")
+        lines = [f"{name} = {show_short(x)}" for name, x in case.items()]
+        lines.append(f"you returned {show_short(got)}")
         if want is not None:
-            lines.append(f"wanted       {shown(want)}")
+            lines.append(f"wanted       {show_short(want)}")
         if gradients and callable(gradients):
             yours, right = self.gradients(gradients, case), self.gradients(self.right, case)
             for name in self.grads:
-                lines.append(f"your gradient for {name}: {shown(yours and yours[name])}")
-                lines.append(f"wanted: {shown(right and right[name])}")
+                lines.append(f"your gradient for {name}: {show_short(yours and yours[name])}")
+                lines.append(f"wanted: {show_short(right and right[name])}")
         return "\n".join(f"  {line}" for line in lines)
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import between, dirty, lengths, one, pick
+from rlhf_nb.exercises.draw import dirty, draw_lengths, one, pick, uniform
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -22,8 +22,8 @@ def my_weights(logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, cap: flo
 
 def _weights_cases(g: Generator) -> list[Case]:
     def case(mask: Tensor, dirt: float, cap: float) -> Case:
-        theirs = between(g, -3, -0.2, *mask.shape)
-        ours = theirs + between(g, -1.5, 1.5, *mask.shape)
+        theirs = uniform(g, -3, -0.2, *mask.shape)
+        ours = theirs + uniform(g, -1.5, 1.5, *mask.shape)
         ours[0, :2] = theirs[0, :2] + torch.tensor([2.5, -0.8])
         return dict(
             logprobs=dirty(ours, mask, dirt),
@@ -33,9 +33,9 @@ def _weights_cases(g: Generator) -> list[Case]:
         )
 
     return [
-        case(lengths(3, 2, width=3), -1.0, 2.0),
-        case(lengths(4, 1, 0, width=4), -9.0, pick(g, [1.5, 2.5])),
-        case(lengths(3, one(g, 1, 3), 0, width=3), -math.inf, pick(g, [3.0, 4.0])),
+        case(draw_lengths(3, 2, width=3), -1.0, 2.0),
+        case(draw_lengths(4, 1, 0, width=4), -9.0, pick(g, [1.5, 2.5])),
+        case(draw_lengths(3, one(g, 1, 3), 0, width=3), -math.inf, pick(g, [3.0, 4.0])),
     ]
 
 

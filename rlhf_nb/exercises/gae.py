@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import dirty, lengths, normal, pick, ragged
+from rlhf_nb.exercises.draw import dirty, draw_lengths, normal, pick, ragged_mask
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -37,10 +37,10 @@ def _gae_cases(g: Generator) -> list[Case]:
         return dict(rewards=rewards, values=values, mask=mask, gamma=gamma, lam=lam)
 
     return [
-        case(lengths(4, 2, 0, width=4), 7.0, 0.9, 0.5),
-        case(lengths(3, 1, width=3), 2.0, pick(g, [0.5, 0.7, 0.8]), pick(g, [0.9, 0.95, 1.0])),
-        case(ragged(g, 3, 5), math.nan, pick(g, [0.6, 0.95, 1.0]), pick(g, [0.3, 0.4, 0.7])),
-        case(lengths(2, width=2), 0.0, 0.99, 0.95),
+        case(draw_lengths(4, 2, 0, width=4), 7.0, 0.9, 0.5),
+        case(draw_lengths(3, 1, width=3), 2.0, pick(g, [0.5, 0.7, 0.8]), pick(g, [0.9, 0.95, 1.0])),
+        case(ragged_mask(g, 3, 5), math.nan, pick(g, [0.6, 0.95, 1.0]), pick(g, [0.3, 0.4, 0.7])),
+        case(draw_lengths(2, width=2), 0.0, 0.99, 0.95),
     ]
 
 

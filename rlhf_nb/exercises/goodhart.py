@@ -6,7 +6,7 @@ import math
 
 from torch import Generator, Tensor, tensor
 
-from rlhf_nb.exercises.draw import between, one, pick
+from rlhf_nb.exercises.draw import one, pick, uniform
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -23,7 +23,7 @@ def my_best_of_n_kl(p: Tensor, n: int) -> Tensor:
 
 def _kl_cases(g: Generator) -> list[Case]:
     def drawn(answers: int) -> Tensor:
-        weights = between(g, 0.5, 2.0, answers)
+        weights = uniform(g, 0.5, 2.0, answers)
         return weights / weights.sum()
 
     return [

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import between, dirty, lengths, normal, one, ragged
+from rlhf_nb.exercises.draw import dirty, draw_lengths, normal, one, ragged_mask, uniform
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -23,17 +23,17 @@ def my_k3(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
 
 def _k3_cases(g: Generator) -> list[Case]:
     def case(mask: Tensor, dirt: float) -> Case:
-        logprobs = dirty(between(g, -3, -0.1, *mask.shape), mask, dirt)
+        logprobs = dirty(uniform(g, -3, -0.1, *mask.shape), mask, dirt)
         return dict(
             logprobs=logprobs,
-            ref_logprobs=dirty(between(g, -3, -0.1, *mask.shape), mask, -1.0),
+            ref_logprobs=dirty(uniform(g, -3, -0.1, *mask.shape), mask, -1.0),
             mask=mask,
         )
 
     return [
-        case(lengths(3, 1, width=3), 0.0),
-        case(lengths(2, 0, 4, width=4), -1e4),
-        case(ragged(g, 3, 4), -math.inf),
+        case(draw_lengths(3, 1, width=3), 0.0),
+        case(draw_lengths(2, 0, 4, width=4), -1e4),
+        case(ragged_mask(g, 3, 4), -math.inf),
     ]
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import lengths, normal, pick, ragged, whole
+from rlhf_nb.exercises.draw import draw_lengths, integers, normal, pick, ragged_mask
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -32,16 +32,16 @@ def _logprobs_cases(g: Generator) -> list[Case]:
         logits[:, -1] = dirt
         return dict(
             logits=logits,
-            ids=whole(g, 0, 2, len(mask), width),
+            ids=integers(g, 0, 2, len(mask), width),
             prompt_width=prompt_width,
             mask=mask,
         )
 
     return [
-        case(3, lengths(4, 2, width=4), 9.0),
-        case(2, lengths(3, 0, width=3), 4.0),
-        case(pick(g, [1, 4]), ragged(g, 3, 3), math.nan),
-        case(2, lengths(2, width=2), 0.5),
+        case(3, draw_lengths(4, 2, width=4), 9.0),
+        case(2, draw_lengths(3, 0, width=3), 4.0),
+        case(pick(g, [1, 4]), ragged_mask(g, 3, 3), math.nan),
+        case(2, draw_lengths(2, width=2), 0.5),
     ]
 
 

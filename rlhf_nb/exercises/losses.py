@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import between, dirty, lengths, normal, pick, ragged
+from rlhf_nb.exercises.draw import dirty, draw_lengths, normal, pick, ragged_mask, uniform
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -30,7 +30,7 @@ def _policy_cases(g: Generator) -> list[Case]:
     def case(
         ratio: Tensor, advantages: Tensor, mask: Tensor, dirt: float, cliprange: float
     ) -> Case:
-        old = dirty(between(g, -3, -0.2, *mask.shape), mask, dirt)
+        old = dirty(uniform(g, -3, -0.2, *mask.shape), mask, dirt)
         return dict(
             logprobs=dirty(old + ratio.log(), mask, dirt),
             old_logprobs=old,
@@ -41,17 +41,19 @@ def _policy_cases(g: Generator) -> list[Case]:
 
     def drawn(mask: Tensor, dirt: float, cliprange: float) -> Case:
         return case(
-            between(g, 0.3, 1.9, *mask.shape), normal(g, *mask.shape), mask, dirt, cliprange
+            uniform(g, 0.3, 1.9, *mask.shape), normal(g, *mask.shape), mask, dirt, cliprange
         )
 
     both = torch.tensor([[0.5, 1.5, 1.1, 1.7], [0.4, 0.9, 1.0, 1.0]])
     signs = torch.tensor([[1.0, 2.0, -0.5, -1.5], [-0.8, 0.6, 0.0, 0.0]])
     return [
-        case(both, signs, lengths(4, 2, width=4), -1.0, 0.2),
-        drawn(lengths(4, 3, 0, width=4), -0.5, pick(g, [0.1, 0.15])),
-        drawn(ragged(g, 3, 4), -math.inf, pick(g, [0.3, 0.4, 0.5])),
-        drawn(lengths(3, width=3), 0.0, 0.3),
-        case(both, signs, lengths(4, 2, width=4), 0.0, pick(g, [0.3, 0.4])),  # both edges count
+        case(both, signs, draw_lengths(4, 2, width=4), -1.0, 0.2),
+        drawn(draw_lengths(4, 3, 0, width=4), -0.5, pick(g, [0.1, 0.15])),
+        drawn(ragged_mask(g, 3, 4), -math.inf, pick(g, [0.3, 0.4, 0.5])),
+        drawn(draw_lengths(3, width=3), 0.0, 0.3),
+        case(
+            both, signs, draw_lengths(4, 2, width=4), 0.0, pick(g, [0.3, 0.4])
+        ),  # both edges count
     ]
 
 
@@ -179,18 +181,18 @@ def _value_cases(g: Generator) -> list[Case]:
             torch.tensor([[1.0, -1.0, 0.6, -0.4], [0.1, 0.0, 0.0, 0.0]]),
             torch.tensor([[0.0, 0.0, 0.5, 0.4], [0.7, 0.0, 0.0, 0.0]]),
             torch.tensor([[2.0, 2.0, 1.0, -1.5], [0.3, 1.0, 1.0, 1.0]]),
-            lengths(4, 1, width=4),
+            draw_lengths(4, 1, width=4),
             9.0,
             0.2,
         ),
-        drawn(lengths(4, 3, 0, width=4), 3.0, pick(g, [0.1, 0.15])),
-        drawn(ragged(g, 3, 4), math.inf, pick(g, [0.3, 0.4, 0.5])),
-        drawn(lengths(3, width=3), 0.0, 0.3),
+        drawn(draw_lengths(4, 3, 0, width=4), 3.0, pick(g, [0.1, 0.15])),
+        drawn(ragged_mask(g, 3, 4), math.inf, pick(g, [0.3, 0.4, 0.5])),
+        drawn(draw_lengths(3, width=3), 0.0, 0.3),
         case(  # both edges count, whatever was drawn above
             torch.tensor([[1.0, -1.0]]),
             torch.zeros(1, 2),
             torch.tensor([[2.0, -2.0]]),
-            lengths(2, width=2),
+            draw_lengths(2, width=2),
             0.0,
             pick(g, [0.3, 0.4]),
         ),

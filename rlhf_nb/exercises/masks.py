@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import between, dirty, lengths, normal, pick, ragged, whole
+from rlhf_nb.exercises.draw import dirty, draw_lengths, integers, normal, pick, ragged_mask, uniform
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -25,13 +25,13 @@ def _mean_cases(g: Generator) -> list[Case]:
         return dict(x=dirty(normal(g, *mask.shape) + 1, mask, dirt), mask=mask)
 
     rows = torch.tensor([[1.0, 2.0, 3.0], [9.0, 0.0, 0.0]])
-    alone = lengths(0, 1, width=3)  # one token, and its value is never 0
+    alone = draw_lengths(0, 1, width=3)  # one token, and its value is never 0
     return [
-        dict(x=rows, mask=lengths(3, 1, width=3)),
-        case(lengths(4, 2, 1, width=4), 5.0),
-        case(ragged(g, 3, 4), math.inf),
-        case(lengths(0, 0, width=3), 7.0),
-        dict(x=dirty(between(g, 0.5, 2, 2, 3), alone, 0.0), mask=alone),
+        dict(x=rows, mask=draw_lengths(3, 1, width=3)),
+        case(draw_lengths(4, 2, 1, width=4), 5.0),
+        case(ragged_mask(g, 3, 4), math.inf),
+        case(draw_lengths(0, 0, width=3), 7.0),
+        dict(x=dirty(uniform(g, 0.5, 2, 2, 3), alone, 0.0), mask=alone),
     ]
 
 
@@ -100,8 +100,8 @@ def _response_mask_cases(g: Generator) -> list[Case]:
         case([[7, 9, 8, 9], [7, 7, 8, 8], [9, 7, 7, 7]], 9),
         case([[7, 4, 8, 9], [7, 9, 4, 8]], 9, 4),
         case([[9, 9, 9], [8, 8, 9]], 9),
-        case(whole(g, 3, 6, 4, 5), *pick(g, [(3,), (4, 6), (5, 3)])),
-        case(whole(g, 1, 3, 3, 6), *pick(g, [(1,), (2,), (1, 2)])),
+        case(integers(g, 3, 6, 4, 5), *pick(g, [(3,), (4, 6), (5, 3)])),
+        case(integers(g, 1, 3, 3, 6), *pick(g, [(1,), (2,), (1, 2)])),
     ]
 
 

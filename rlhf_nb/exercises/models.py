@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import lengths, normal, one, ragged
+from rlhf_nb.exercises.draw import draw_lengths, normal, one, ragged_mask
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -31,10 +31,10 @@ def _values_cases(g: Generator) -> list[Case]:
         return dict(numbers=numbers, prompt_width=prompt_width, mask=mask)
 
     return [
-        case(3, lengths(4, 2, width=4), 5.0),
-        case(2, lengths(3, 0, width=3), 0.5),
-        case(1, lengths(1, 2, width=3), math.inf),
-        case(one(g, 2, 5), ragged(g, 3, 3), math.nan),
+        case(3, draw_lengths(4, 2, width=4), 5.0),
+        case(2, draw_lengths(3, 0, width=3), 0.5),
+        case(1, draw_lengths(1, 2, width=3), math.inf),
+        case(one(g, 2, 5), ragged_mask(g, 3, 3), math.nan),
     ]
 
 

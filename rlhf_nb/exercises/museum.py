@@ -72,7 +72,7 @@ class Bug(NamedTuple):
 
 
 @contextmanager
-def planted(bug: Bug) -> Iterator[None]:
+def plant_bug(bug: Bug) -> Iterator[None]:
     "Inside, the package has the bug: whoever calls the function by its name runs the wrong one."
     right = getattr(bug.owner, bug.name)
 
@@ -112,7 +112,7 @@ def filler_on_padding(right: Any, r: Rollout, *given: Any) -> Any:
     return metrics
 
 
-@case(sft, "labelled", "the labels of supervised fine-tuning")
+@case(sft, "label_tokens", "the labels of supervised fine-tuning")
 def stop_is_padding(right: Any, rows: Any, tokenizer: Any) -> Any:
     hide = lambda label: -100 if label == tokenizer.eos_token_id else label
     encoded = right(rows, tokenizer)
@@ -246,7 +246,7 @@ def run(
             rollouts.append(r)
             return super().update(r)
 
-    with planted(bug) if bug else nullcontext():
+    with plant_bug(bug) if bug else nullcontext():
         trainer = Keeps(
             PPOConfig(tempfile.mkdtemp(), **{**QUIET, **SETTINGS, **changes}),
             tokenizer(),

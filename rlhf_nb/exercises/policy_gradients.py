@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import between, normal, one
+from rlhf_nb.exercises.draw import normal, one, uniform
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -23,7 +23,7 @@ def my_rloo_loss(logprobs: Tensor, rewards: Tensor) -> Tensor:
 def _rloo_cases(g: Generator) -> list[Case]:
     def case(count: int, shift: float) -> Case:
         rewards = normal(g, count) + shift
-        return dict(logprobs=between(g, -4, -0.1, count), rewards=rewards)
+        return dict(logprobs=uniform(g, -4, -0.1, count), rewards=rewards)
 
     return [case(3, 0.0), case(2, 1.0), case(one(g, 4, 6), 5.0)]
 
@@ -102,14 +102,14 @@ def my_surrogate(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> 
 
 def _surrogate_cases(g: Generator) -> list[Case]:
     def case(change: Tensor, advantages: Tensor) -> Case:
-        old = between(g, -3, -0.8, len(change))
+        old = uniform(g, -3, -0.8, len(change))
         return dict(logprobs=old + change, old_logprobs=old, advantages=advantages)
 
     def drawn(count: int, scale: float) -> Case:
         return case(normal(g, count, scale=scale), normal(g, count) + 0.3)
 
     # One sample became much likelier and was a good one: clipping would change it, in every draw.
-    clipped = case(between(g, 0.3, 0.8, 1), between(g, 0.4, 1.4, 1))
+    clipped = case(uniform(g, 0.3, 0.8, 1), uniform(g, 0.4, 1.4, 1))
     return [drawn(3, 0.6), drawn(one(g, 4, 6), 0.4), clipped, drawn(2, 0.0)]
 
 

@@ -8,7 +8,7 @@ from threading import Barrier
 from typing import Any
 
 
-def on_ranks(
+def reduce_on_threads(
     work: Callable[[Any, Callable], Any],  # called with a part and with reduce, which sums
     *parts: Any,  # what each rank holds
 ) -> list[Any]:  # what each rank returned

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import normal, one, whole
+from rlhf_nb.exercises.draw import integers, normal, one
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -113,7 +113,7 @@ def my_fair_accuracy(right: Tensor, gap: Tensor) -> Tensor:
 
 def _fair_accuracy_cases(g: Generator) -> list[Case]:
     def case(n: int) -> Case:
-        gap = whole(g, -2, 2, n).float()
+        gap = integers(g, -2, 2, n).float()
         gap[:4] = torch.tensor([1.0, -1.0, 0.0, 3.0])
         return dict(right=torch.rand(n, generator=g) < 0.5, gap=gap)
 

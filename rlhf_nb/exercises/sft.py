@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import lengths, one, whole
+from rlhf_nb.exercises.draw import draw_lengths, integers, one
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -19,8 +19,8 @@ def my_labels(ids: Tensor, mask: Tensor, prompt_lengths: Tensor) -> Tensor:
 
 def _labels_cases(g: Generator) -> list[Case]:
     def case(starts: list[int], *rows: int, width: int) -> Case:
-        mask = lengths(*rows, width=width)
-        ids = whole(g, 3, 8, *mask.shape).masked_fill(~mask, 9)
+        mask = draw_lengths(*rows, width=width)
+        ids = integers(g, 3, 8, *mask.shape).masked_fill(~mask, 9)
         for i, row in enumerate(rows):
             ids[i, row - 1] = 9 if row < width else 4
         return dict(ids=ids, mask=mask, prompt_lengths=torch.tensor(starts))

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import between, dirty, lengths, normal, pick, ragged
+from rlhf_nb.exercises.draw import dirty, draw_lengths, normal, pick, ragged_mask, uniform
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -25,14 +25,14 @@ def my_shaping(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tens
 def _shaping_cases(g: Generator) -> list[Case]:
     def case(mask: Tensor, dirt: float, kl_coef: float) -> Case:
         kl = dirty(normal(g, *mask.shape), mask, dirt)
-        scores = between(g, 1, 4, len(mask)) * torch.tensor([1.0, -1.0, 1.0])[: len(mask)]
+        scores = uniform(g, 1, 4, len(mask)) * torch.tensor([1.0, -1.0, 1.0])[: len(mask)]
         return dict(scores=scores, kl=kl, mask=mask, kl_coef=kl_coef)
 
     return [
-        case(lengths(3, 4, 0, width=4), 9.0, 0.5),
-        case(lengths(1, 3, width=3), 2.0, pick(g, [0.1, 0.2])),
-        case(ragged(g, 3, 4), math.nan, pick(g, [0.3, 0.7, 0.8])),
-        case(lengths(3, 2, 0, width=3), -math.inf, 1.0),
+        case(draw_lengths(3, 4, 0, width=4), 9.0, 0.5),
+        case(draw_lengths(1, 3, width=3), 2.0, pick(g, [0.1, 0.2])),
+        case(ragged_mask(g, 3, 4), math.nan, pick(g, [0.3, 0.7, 0.8])),
+        case(draw_lengths(3, 2, 0, width=3), -math.inf, 1.0),
     ]
 
 

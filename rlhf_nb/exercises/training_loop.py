@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from rlhf_nb.exercises.draw import between, normal, two, whole
+from rlhf_nb.exercises.draw import integers, normal, two, uniform
 from rlhf_nb.exercises.engine import Exercise, Verdict, rewritten
 from rlhf_nb.exercises.values import Case, Raised, attempt, same
 
@@ -169,7 +169,7 @@ def ran(program: Callable, given: Case) -> Any:
 
 
 @lru_cache(maxsize=2048)
-def known(program: Callable, given: tuple[tuple[str, Any], ...]) -> Any:
+def run_known(program: Callable, given: tuple[tuple[str, Any], ...]) -> Any:
     "The same, of a program of the catalogue, which is run once on each case."
     return ran(program, dict(given))
 
@@ -179,7 +179,7 @@ class UpdateExercise(Exercise):
     many as three mistakes at once."""
 
     def draw(self, seed: int) -> list[Case]:
-        return drawn(seed)
+        return draw_worlds(seed)
 
     def judge(self, answer: Any, seed: int) -> Verdict:
         "In up to three draws: in one, chance or rounding may hide a mistake, or which it is."
@@ -194,7 +194,7 @@ class UpdateExercise(Exercise):
     def result(self, program: Callable, given: Case) -> Any:
         code = getattr(program, "__code__", None)
         ours = code is not None and code.co_filename == f"<{self.name} with a mistake>"
-        return known(program, tuple(given.items())) if ours else ran(program, given)
+        return run_known(program, tuple(given.items())) if ours else ran(program, given)
 
     def _judge(self, answer: Callable, cases: list[Case], seed: int) -> Verdict:
         verdict = super()._judge(answer, cases, seed)
@@ -204,7 +204,7 @@ class UpdateExercise(Exercise):
         if all(isinstance(x, tuple) and not x[0] and x[3] is None for x in got):
             todo = f"{self.name} returns None: write its body, then run this cell again."
             return Verdict(False, todo)
-        for messages, program in combined():
+        for messages, program in combine_mistakes():
             if all(same(self.result(program, c), x) for c, x in zip(cases, got)):
                 text = " ".join(f"({i}) {x}" for i, x in enumerate(messages, 1))
                 return Verdict(False, f"{len(messages)} mistakes at once. {text}", verdict.seen)
@@ -220,7 +220,7 @@ class UpdateExercise(Exercise):
 
 
 @lru_cache
-def combined() -> list[tuple[tuple[str, ...], Callable]]:
+def combine_mistakes() -> list[tuple[tuple[str, ...], Callable]]:
     "Programs that make two or three of the commonest mistakes at once."
     programs = []
     for count in (2, 3):
@@ -237,17 +237,17 @@ def _update_cases(g: Generator) -> list[Case]:
     while True:
         cases = two_worlds(g)
         right = [ran(my_update, case) for case in cases]
-        if not any(all(map(same, right, (ran(x, c) for c in cases))) for x in unclipped()):
+        if not any(all(map(same, right, (ran(x, c) for c in cases))) for x in draw_unclipped()):
             return cases
 
 
 @lru_cache(maxsize=256)
-def drawn(seed: int) -> list[Case]:
+def draw_worlds(seed: int) -> list[Case]:
     return _update_cases(Generator().manual_seed(seed))
 
 
 @lru_cache
-def unclipped() -> list[Callable]:
+def draw_unclipped() -> list[Callable]:
     "Updates that clip at three ends of four."
     ends = ("0.8, ", "0.0, "), (", 1.2", ", 9.0"), ("values - 0.2", "values - 9.0")
     return [rewritten(my_update, end) for end in (*ends, ("values + 0.2", "values + 9.0"))]
@@ -259,7 +259,7 @@ def two_worlds(g: Generator) -> list[Case]:
 
         def answers() -> tuple:
             "Rows that stop at these lengths, then noise; the longest does not stop."
-            ids = (stop_id + whole(g, 1, WORDS - 1, len(lengths), width)) % WORDS
+            ids = (stop_id + integers(g, 1, WORDS - 1, len(lengths), width)) % WORDS
             for i, length in enumerate(lengths):
                 if length < width:
                     ids[i, length - 1] = stop_id
@@ -270,8 +270,8 @@ def two_worlds(g: Generator) -> list[Case]:
             value=rows_of(normal(g, WORDS)),
             reference=rows_of(policy + normal(g, WORDS, WORDS)),
             optimizer=lr,
-            rollout=(rows_of(whole(g, 0, WORDS - 1, len(lengths), 2)), answers(), answers()),
-            score=rows_of(between(g, -3, 3, WORDS)),
+            rollout=(rows_of(integers(g, 0, WORDS - 1, len(lengths), 2)), answers(), answers()),
+            score=rows_of(uniform(g, -3, 3, WORDS)),
             stop_id=stop_id,
             kl_coef=kl_coef,
             epochs=epochs,

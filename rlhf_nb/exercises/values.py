@@ -25,25 +25,25 @@ class Raised:
     error: BaseException
 
 
-def mapped(x: Any, change: Callable[[Any], Any]) -> Any:
+def map_numbers(x: Any, change: Callable[[Any], Any]) -> Any:
     "x with `change` applied to every tensor and number in its lists, tuples and dicts."
     if isinstance(x, dict):
-        return {key: mapped(one, change) for key, one in x.items()}
+        return {key: map_numbers(one, change) for key, one in x.items()}
     if isinstance(x, (list, tuple)):
-        return type(x)(mapped(one, change) for one in x)
+        return type(x)(map_numbers(one, change) for one in x)
     return change(x)
 
 
 def leaves(x: Any) -> list[Any]:
     "Every tensor and number in x, in order."
     collected: list[Any] = []
-    mapped(x, collected.append)
+    map_numbers(x, collected.append)
     return collected
 
 
 def fresh(case: Case) -> Case:
     "A copy that a careless function may spoil."
-    return mapped(case, lambda x: x.clone() if isinstance(x, Tensor) else copy.copy(x))
+    return map_numbers(case, lambda x: x.clone() if isinstance(x, Tensor) else copy.copy(x))
 
 
 def attempt(program: Callable, *given: Any) -> Any:
@@ -124,7 +124,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 2e-5) -> bool:
     )
 
 
-def shown(x: Any) -> str:
+def show_short(x: Any) -> str:
     "x in a line, short."
     if isinstance(x, Raised):
         return f"{type(x.error).__name__}: {_text(x.error, str)}"[:300]
@@ -133,10 +133,10 @@ def shown(x: Any) -> str:
     if isinstance(x, bool) or x is None:
         return str(x)
     if isinstance(x, (list, tuple)) and len(x) <= 40:
-        inner = ", ".join(shown(one) for one in x)
+        inner = ", ".join(show_short(one) for one in x)
         return f"({inner})" if isinstance(x, tuple) else f"[{inner}]"
     if isinstance(x, dict) and len(x) <= 40:
-        return "{" + ", ".join(f"{_text(k, repr)}: {shown(v)}" for k, v in x.items()) + "}"
+        return "{" + ", ".join(f"{_text(k, repr)}: {show_short(v)}" for k, v in x.items()) + "}"
     if isinstance(x, (int, float)):
         return f"{x:.5g}" if isinstance(x, float) else str(x)
     tensor = plain(x)

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from rlhf_nb.base.errors import did_you_mean
-from rlhf_nb.base.markdown import inline
+from rlhf_nb.base.markdown import inline_markdown
 
 
 def renames(pairs: str) -> dict[str, str]:
@@ -154,7 +154,7 @@ def old_names(kind: type) -> type:
     return kind
 
 
-def published(trainer: Any, name: str) -> Any:
+def published_attribute(trainer: Any, name: str) -> Any:
     """An attribute of the published trainer. Raises AttributeError, with the new name for one of
     its methods in older releases."""
     if name in ATTRIBUTES:
@@ -165,7 +165,7 @@ def published(trainer: Any, name: str) -> Any:
     raise AttributeError(f"{kind!r} object has no attribute {name!r}")
 
 
-def with_metadata(
+def add_metadata(
     card: str,
     name: str | None,
     data: str | list[str] | None,  # data sets
@@ -179,7 +179,7 @@ def with_metadata(
         metadata["datasets"] = listed(data)
     metadata["tags"] = [*dict.fromkeys(metadata.get("tags", []) + listed(tags))]
     if name:
-        body = re.sub(r"(?m)^# .*", lambda _: f"# {inline(name)}", body, count=1)
+        body = re.sub(r"(?m)^# .*", lambda _: f"# {inline_markdown(name)}", body, count=1)
     return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n{body}"
 
 

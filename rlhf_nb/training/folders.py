@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from transformers import TrainingArguments
 from transformers.utils import logging
 
-from rlhf_nb.base.sharding import between_ranks, is_first_rank, on_ranks, take_from_first_rank
+from rlhf_nb.base.sharding import between_ranks, is_first_rank, run_on_ranks, take_from_first_rank
 from rlhf_nb.checkpoint import MANIFEST, PARTIAL
 
 logger = logging.get_logger(__name__)
@@ -78,9 +78,9 @@ def check_shared_disk(args: TrainingArguments) -> None:
     if sum(gather_object([args.local_process_index == 0])) == 1:
         return
     mark = folder / f".{take_from_first_rank(uuid.uuid4().hex)}"
-    on_ranks(is_first_rank(), mark.touch)
+    run_on_ranks(is_first_rank(), mark.touch)
     shared = all(gather_object([mark.exists()]))
-    on_ranks(is_first_rank(), mark.unlink)
+    run_on_ranks(is_first_rank(), mark.unlink)
     if not shared and args.save_strategy != "no":
         raise ValueError(
             f"output_dir is {folder}, which the machines of this run do not share: parts of a "
@@ -215,7 +215,7 @@ class Stop:
 
 
 @contextmanager
-def ended_early(folder: Path, stop: Stop) -> Iterator[None]:
+def report_early_end(folder: Path, stop: Stop) -> Iterator[None]:
     """An interrupt and a disk that takes no more end with one line that names what is safe. Raises
     KeyboardInterrupt, SystemExit (143, after SIGTERM) or OSError."""
     try:

@@ -34,7 +34,7 @@ Placed = Callable[[Measure], Any]  # a frozen model: `placed(measure)` is `measu
 
 
 @contextmanager
-def unsharded(
+def unshard_all(
     model: nn.Module,
     but: nn.Module | None = None,  # a part whose layers stay sharded
 ) -> Iterator[None]:
@@ -55,10 +55,10 @@ def unsharded(
             part.set_reshard_after_forward(True, recurse=False)
 
 
-def whole(model: nn.Module) -> AbstractContextManager:
+def unshard_root(model: nn.Module) -> AbstractContextManager:
     """Inside, a model that is itself an FSDP2 root is whole; under a `Frozen` wrapper, whose layers
     fetch themselves, and anywhere else nothing changes."""
-    return unsharded(model) if isinstance(model, FSDPModule) else nullcontext()
+    return unshard_all(model) if isinstance(model, FSDPModule) else nullcontext()
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def layer_by_layer(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def in_step(
+def match_calls(
     model: nn.Module,  # a transformers model, or its body
     count: Callable[[int], int],  # sums a number over the ranks
     device: torch.device | str,  # of its inputs
@@ -100,7 +100,7 @@ def in_step(
 
 
 @contextmanager
-def without_hooks_of(model: nn.Module, library: str) -> Iterator[None]:
+def disable_hooks(model: nn.Module, library: str) -> Iterator[None]:
     """Inside, a library's forward hooks are off: DeepSpeed's would shard each layer again after
     every token."""
     kept = []
@@ -378,10 +378,10 @@ class Layout:
             return
         weights: AbstractContextManager = nullcontext()
         if self.fsdp is not None:
-            weights = unsharded(wrapped, but=value)
+            weights = unshard_all(wrapped, but=value)
         if self.zero3:
             weights = gather_weights(policy)
-        with autocast, weights, without_hooks_of(policy, "deepspeed"):
+        with autocast, weights, disable_hooks(policy, "deepspeed"):
             yield
 
     @contextmanager
@@ -398,7 +398,7 @@ class Layout:
 
     def in_step(self, model: nn.Module) -> AbstractContextManager:
         "Inside, all ranks call a sharded model equally often."
-        return in_step(model, self.count, self.device) if self.in_parts else nullcontext()
+        return match_calls(model, self.count, self.device) if self.in_parts else nullcontext()
 
     def accumulate(self, model: nn.Module, last: bool) -> AbstractContextManager:
         "Around a micro-batch: gradients are exchanged between ranks with the last one alone."

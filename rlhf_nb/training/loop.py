@@ -26,7 +26,7 @@ from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.moments import RunningMoments
 from rlhf_nb.sampling import Sampling
 from rlhf_nb.training.build import check_value_rate, split_groups
-from rlhf_nb.training.compat import published
+from rlhf_nb.training.compat import published_attribute
 from rlhf_nb.training.config import PPOConfig
 from rlhf_nb.training.layout import Layout
 from rlhf_nb.training.metrics import combine
@@ -34,7 +34,7 @@ from rlhf_nb.training.optimizers import BY_METRIC
 from rlhf_nb.training.parts import make_controller, make_forward
 from rlhf_nb.training.prompts import warn_of_turns
 from rlhf_nb.training.reporting import describe_run, ppo_card
-from rlhf_nb.training.resume import of_ppo, surroundings
+from rlhf_nb.training.resume import identify_ppo, surroundings
 from rlhf_nb.training.saving import load_pair, save_pair
 from rlhf_nb.training.sealed import SealedTrainer
 
@@ -68,7 +68,7 @@ class UpdateTrainer(SealedTrainer):
 
     def __getattr__(self, name: str) -> Any:
         "What the published trainer has by another name."
-        return published(self, name)
+        return published_attribute(self, name)
 
     def _prepare_for_training(self, *given: Any) -> Any:
         prepared = super()._prepare_for_training(*given)
@@ -313,7 +313,7 @@ class UpdateTrainer(SealedTrainer):
 
     def named_models(self) -> dict[str, Any]:
         "Policy, value model, reference, judges, tokenizers and stop tokens, for `identity`."
-        return of_ppo(self)
+        return identify_ppo(self)
 
     def card(self, folder: Path) -> str:
         return ppo_card(self, self.output_dir.name)

@@ -23,7 +23,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def unsaved(model: Any) -> list[str]:
+def find_unsaved(model: Any) -> list[str]:
     "Names of weights that learn outside a model's adapters, with which they would not be saved."
     configs = getattr(model, "peft_config", {})
     if not configs or zero3_is_live() or any(c.is_prompt_learning for c in configs.values()):
@@ -42,7 +42,7 @@ def unsaved(model: Any) -> list[str]:
 def check_learns(model: Any, name: str = "model", prefix: str = "") -> None:
     """Raises ValueError where none of a model's weights learns, one of them is not saved, or an
     adapter is merged; the prefix is of the model's arguments."""
-    if lost := unsaved(model):
+    if lost := find_unsaved(model):
         raise ValueError(
             f"{len(lost)} of the {name}'s weights learn outside its adapter and would not be saved "
             f"with it, such as {lost[0]}: freeze them, or name their module in modules_to_save."

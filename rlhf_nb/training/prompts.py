@@ -37,7 +37,7 @@ def plain(x: Any) -> Any:
     return x.tolist() if hasattr(x, "tolist") else x
 
 
-def listed(row: Any) -> list[Any]:
+def list_ids(row: Any) -> list[Any]:
     "A row as a list of plain numbers; [None] where it is no row."
     row = plain(row)
     return [plain(x) for x in row] if isinstance(row, (list, tuple)) else [None]
@@ -53,12 +53,12 @@ def read_ids(
     pad = distinct_pad_id(tokenizer)
     masks, rows = columns.get("attention_mask"), []
     for i, given in enumerate(columns["input_ids"]):
-        ids = listed(given)
+        ids = list_ids(given)
         if not all(isinstance(x, int) and x is not True and 0 <= x <= top for x in ids):
             raise ValueError(
                 f"prompt {i}: input_ids is {reprlib.repr(ids)}: give a list of ids from 0 to {top}."
             )
-        kept = [x != pad for x in ids] if masks is None else listed(masks[i])
+        kept = [x != pad for x in ids] if masks is None else list_ids(masks[i])
         ones = [j for j, x in enumerate(kept) if x]
         beside = masks is None or not ones or ones[-1] - ones[0] == len(ones) - 1
         if len(kept) != len(ids) or not all(x in (0, 1) for x in kept) or not beside:
@@ -155,7 +155,7 @@ def as_batch(
             raise ValueError("the batch has 0 prompts: give at least one.")
         batch = collate_prompts(rows, tokenizer)
         check(batch["prompt_mask"].sum(1).tolist())
-    return dict(batch) if times == 1 else repeated(batch, times)
+    return dict(batch) if times == 1 else repeat_prompts(batch, times)
 
 
 def rows_of(batch: Any, name: str = "the batch") -> list[dict[str, Any]]:
@@ -208,7 +208,7 @@ def as_data(data: Any, name: str = "the data set") -> Any:
         ) from error
 
 
-def repeated(batch: Mapping[str, Any], times: int) -> dict[str, Any]:
+def repeat_prompts(batch: Mapping[str, Any], times: int) -> dict[str, Any]:
     "Each prompt so often, side by side, with its columns."
 
     def repeat(x: Any) -> Any:

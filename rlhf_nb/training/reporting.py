@@ -26,7 +26,7 @@ from rlhf_nb.checkpoint import model_card
 from rlhf_nb.forward import ValueHead
 from rlhf_nb.training.precision import half_trained
 from rlhf_nb.training.prompts import sets_of
-from rlhf_nb.training.resume import of_data
+from rlhf_nb.training.resume import fingerprint_data
 
 # Private names used here: the trackers behind transformers' callbacks (`_wandb`, `_experiment`,
 # `_trackio`, `_initialized`), which offer no public way to log a table; `_name_or_path` of a
@@ -140,7 +140,7 @@ def ppo_card(trainer: Any, name: str) -> str:
             data[split] = f"{len(rows)} prompts, columns {', '.join(rows.column_names)}"
     if trainer.train_dataset is not None:
         data["sha256 of the training rows"] = (
-            of_data(trainer.train_dataset) or "- - streamed"
+            fingerprint_data(trainer.train_dataset) or "- - streamed"
         ).split()[2]
     data["seed"] = f"{args.seed} (order of the data: {args.data_seed or args.seed})"
     shown = (

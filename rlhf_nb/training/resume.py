@@ -48,7 +48,7 @@ def as_bytes(column: Any) -> bytes:
     return repr(column.to_pylist()).encode()
 
 
-def of_data(data: Any) -> str | None:
+def fingerprint_data(data: Any) -> str | None:
     "Number of rows and a hash of all of them in their order; None for data that is streamed."
     if not isinstance(data, Dataset):
         return None
@@ -58,7 +58,7 @@ def of_data(data: Any) -> str | None:
     return f"{len(data)} rows {digest(repr(names).encode(), *parts)}"
 
 
-def of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
+def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     "A hash of what decides which ids a text gets."
     rules = tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.chat_template
     words, tried = (
@@ -74,7 +74,7 @@ def sample_of(weight: Tensor) -> bytes:
     return flat[:: max(1, len(flat) // 1024)].cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def of_model(name: str, model: nn.Module) -> dict[str, str]:
+def fingerprint_model(name: str, model: nn.Module) -> dict[str, str]:
     """Class, name and shapes of a model, and a hash of the weights that do not learn; the
     others are in the checkpoint. No hash where they are sharded."""
     weights = [*model.named_parameters()]
@@ -89,10 +89,10 @@ def of_model(name: str, model: nn.Module) -> dict[str, str]:
     return described
 
 
-def of_code(code: CodeType) -> str:
+def fingerprint_code(code: CodeType) -> str:
     "What a function does, without its line numbers."
     constants = [
-        of_code(x)
+        fingerprint_code(x)
         if isinstance(x, CodeType)
         else sorted(repr(x))
         if isinstance(x, frozenset)
@@ -102,7 +102,7 @@ def of_code(code: CodeType) -> str:
     return repr((code.co_code, code.co_names, constants))
 
 
-def of_function(function: Any) -> str:
+def fingerprint_function(function: Any) -> str:
     "Name of a reward function, and a hash of its code and of the plain values that it holds."
     name = getattr(function, "__qualname__", type(function).__qualname__)
     inner: Any = function if hasattr(function, "__code__") else type(function).__call__
@@ -110,24 +110,26 @@ def of_function(function: Any) -> str:
         return name
     cells = [cell.cell_contents for cell in inner.__closure__ or ()]
     held = [x for x in (*cells, *(inner.__defaults__ or ())) if isinstance(x, (int, float, str))]
-    return f"{name} {digest(of_code(inner.__code__).encode(), repr(held).encode())}"
+    return f"{name} {digest(fingerprint_code(inner.__code__).encode(), repr(held).encode())}"
 
 
-def as_json(x: Any) -> Any:
+def to_manifest(x: Any) -> Any:
     "As a manifest keeps it."
     return json.loads(json.dumps(getattr(x, "value", x), default=str))
 
 
 def naming_settings(args: TrainingArguments) -> dict[str, Any]:
     "The settings that name a run."
-    return {name: as_json(getattr(args, name)) for name in settings_that_say(type(args), "names")}
+    return {
+        name: to_manifest(getattr(args, name)) for name in settings_that_say(type(args), "names")
+    }
 
 
 def free_settings(args: TrainingArguments) -> dict[str, Any]:
     "The settings that may change between two parts of a run."
     others = settings_that_say(type(args), "names", "place")
     names = [f.name for f in fields(args) if f.name not in others]
-    return {name: as_json(getattr(args, name, None)) for name in [*names, "world_size"]}
+    return {name: to_manifest(getattr(args, name, None)) for name in [*names, "world_size"]}
 
 
 def check_same_run(
@@ -142,7 +144,7 @@ def check_same_run(
             f"resume_anyway names {unknown[0]!r}, which does not name a run."
             f"{did_you_mean(unknown[0], identity)} There are: {', '.join(identity)}."
         )
-    saved, now = saved_run(folder), as_json(identity)
+    saved, now = saved_run(folder), to_manifest(identity)
     different = {k: (saved[k], x) for k, x in now.items() if k in saved and saved[k] != x}
     refused = {name: both for name, both in different.items() if name not in (anyway or ())}
     if refused:
@@ -176,7 +178,7 @@ def changes_text(
     return text + "; not bit for bit" * bool(rounds & changes.keys())
 
 
-def with_new_rates(
+def apply_new_rates(
     scheduler: Any,  # loaded from a checkpoint, and its optimizer too
     fresh: Sequence[dict[str, Any]],  # the optimizer's groups as this run's settings made them
     changed: set[str],  # settings
@@ -216,25 +218,27 @@ def changes_since(
     return changes | changed_settings(saved, free_settings(args)), {**saved.get("changes", {})}
 
 
-def of_ppo(trainer: Any) -> dict[str, Any]:
+def identify_ppo(trainer: Any) -> dict[str, Any]:
     "What names a run of PPO: its models, judges, tokenizers and stop tokens."
     pair, judges = trainer.pair, trainer.judges
-    names: dict[str, Any] = dict(processing_class=of_tokenizer(trainer.processing_class))
-    names |= of_model("model", pair.policy)
+    names: dict[str, Any] = dict(processing_class=fingerprint_tokenizer(trainer.processing_class))
+    names |= fingerprint_model("model", pair.policy)
     if pair.value is not None:
-        names |= of_model("value_model", pair.value)
+        names |= fingerprint_model("value_model", pair.value)
     names["ref_model"] = "the policy without its adapter"
     if trainer.ref_model is not None:
-        names |= of_model("ref_model", trainer.ref_model)
+        names |= fingerprint_model("ref_model", trainer.ref_model)
     names["judges"] = ", ".join(f"{name} x {weight:g}" for name, weight in judges.weights.items())
     for name, judge in judges.judges.items():
         known = f"reward_{name}"
         is_model = isinstance(judge, nn.Module)
-        names |= of_model(known, judge) if is_model else {known: of_function(judge)}
+        names |= (
+            fingerprint_model(known, judge) if is_model else {known: fingerprint_function(judge)}
+        )
     if judges.ensemble is not None:
         names["ensemble"] = repr(judges.ensemble)
     if judges.tokenizer is not None:
-        names["reward_processing_class"] = of_tokenizer(judges.tokenizer)
+        names["reward_processing_class"] = fingerprint_tokenizer(judges.tokenizer)
     return names | dict(stop_token_id=list(trainer.sampling_settings.stop_ids))
 
 

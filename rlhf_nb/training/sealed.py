@@ -30,15 +30,15 @@ from transformers.trainer_utils import has_length, rotate_checkpoints
 from transformers.utils import logging
 
 from rlhf_nb import __version__
-from rlhf_nb.base.sharding import full_tensor, on_ranks, take_from_first_rank
-from rlhf_nb.checkpoint import PARTIAL, seal, staged, verify
-from rlhf_nb.training.compat import with_metadata
+from rlhf_nb.base.sharding import full_tensor, run_on_ranks, take_from_first_rank
+from rlhf_nb.checkpoint import PARTIAL, seal, stage_folder, verify
+from rlhf_nb.training.compat import add_metadata
 from rlhf_nb.training.folders import (
     Stop,
     check_shared_disk,
-    ended_early,
     logs_in,
     lost_ranks,
+    report_early_end,
     run_lock,
     set_aside,
     start_of,
@@ -48,14 +48,14 @@ from rlhf_nb.training.hub import asking_for_repository, pushing
 from rlhf_nb.training.optimizers import check_optimizer, inner_optimizer
 from rlhf_nb.training.precision import check_learns, warn_of_half
 from rlhf_nb.training.resume import (
+    apply_new_rates,
     changes_since,
     changes_text,
+    fingerprint_data,
+    fingerprint_model,
+    fingerprint_tokenizer,
     free_settings,
     naming_settings,
-    of_data,
-    of_model,
-    of_tokenizer,
-    with_new_rates,
 )
 
 logger = logging.get_logger(__name__)
@@ -244,14 +244,16 @@ class SealedTrainer(Trainer):
         "What names a run, by name: a checkpoint of a run with another identity is refused."
         names = naming_settings(self.args) | self.named_models()
         names["batch_size"] = self.get_total_train_batch_size(self.args)
-        data = of_data(self.train_dataset)
+        data = fingerprint_data(self.train_dataset)
         return names if data is None else names | dict(train_dataset=data)
 
     def named_models(self) -> dict[str, Any]:
         "The models' and the tokenizer's part of it."
         model: Any = self.model
         tokenizer: Any = self.processing_class
-        return dict(processing_class=of_tokenizer(tokenizer)) | of_model("model", model)
+        return dict(processing_class=fingerprint_tokenizer(tokenizer)) | fingerprint_model(
+            "model", model
+        )
 
     def pending(self) -> dict[str, Any]:
         "Tensors that this rank has yet to log."
@@ -312,7 +314,7 @@ class SealedTrainer(Trainer):
             more |= dict(dataset_tags=dataset_name, dataset=dataset_name) if dataset_name else {}
             super().create_model_card(model_name=model_name, tags=tags, **more)
         elif self.is_world_process_zero():
-            card = with_metadata(card, model_name, dataset_name or more.get("dataset"), tags)
+            card = add_metadata(card, model_name, dataset_name or more.get("dataset"), tags)
             (folder / "README.md").write_text(card, encoding="utf-8")
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -322,7 +324,7 @@ class SealedTrainer(Trainer):
         "Trainer's checkpoint and the run's own state; it appears complete or not at all."
         final = Path(super()._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
         main, beside = self.args.should_save, final.with_name(final.name + PARTIAL)
-        with staged(final) if main else nullcontext(beside) as folder:
+        with stage_folder(final) if main else nullcontext(beside) as folder:
             self.accelerator.wait_for_everyone()  # the folder is there
             self.stage = folder
             try:
@@ -359,17 +361,17 @@ class SealedTrainer(Trainer):
         in it, OSError where it takes no more; Ctrl-C and SIGTERM save a checkpoint first."""
         args, folder, stop = self.args, self.output_dir, Stop(self.args.save_strategy != "no")
         with ExitStack() as inside:
-            inside.enter_context(ended_early(folder, stop))
+            inside.enter_context(report_early_end(folder, stop))
             inside.enter_context(lost_ranks(args, lambda: self.state.global_step))
             check_shared_disk(args)
             start = take_from_first_rank(resume_from_checkpoint)
-            on_ranks(args.should_save, lambda: inside.enter_context(run_lock(folder)))
+            run_on_ranks(args.should_save, lambda: inside.enter_context(run_lock(folder)))
             self.named, overwrite = self.identity(), getattr(args, "overwrite_output_dir", False)
             begin = partial(start_of, folder, start, overwrite, self.earlier)
-            resume = on_ranks(args.should_save, begin)
+            resume = run_on_ranks(args.should_save, begin)
             if resume is not None:
-                on_ranks(True, partial(self.check_checkpoint, Path(resume)))
-                on_ranks(args.should_save, partial(set_aside, folder, Path(resume)))
+                run_on_ranks(True, partial(self.check_checkpoint, Path(resume)))
+                run_on_ranks(args.should_save, partial(set_aside, folder, Path(resume)))
             self.stop, self.saved_step = stop, 0
             try:
                 output = super().train(resume, *given, **more)
@@ -441,7 +443,7 @@ class SealedTrainer(Trainer):
         if checkpoint is None:
             return
         if self.changed and self.fresh_groups:
-            with_new_rates(self.lr_scheduler, self.fresh_groups, self.changed)
+            apply_new_rates(self.lr_scheduler, self.fresh_groups, self.changed)
         self.resumed_from = Path(checkpoint)
         self.read_state(self.resumed_from)
         order = take_from_first_rank(pending_of(self.resumed_from, 0).get("order"))

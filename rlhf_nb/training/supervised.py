@@ -123,12 +123,12 @@ def tokenizer_with(
     return load_tokenizer(tokenizer)
 
 
-def columns_of(data: Any) -> list[str]:
+def column_names(data: Any) -> list[str]:
     "Also of a stream, which may know them from its first row alone."
     return list(data.column_names or next(iter(data), {}))
 
 
-def numbered(number: int, function: Callable[..., T], *given: Any, **named: Any) -> T:
+def number_errors(number: int, function: Callable[..., T], *given: Any, **named: Any) -> T:
     "What the function returns; a ValueError gets the number of the row."
     try:
         return function(*given, **named)
@@ -136,7 +136,7 @@ def numbered(number: int, function: Callable[..., T], *given: Any, **named: Any)
         raise ValueError(f"row {number}: {error}") from None
 
 
-def mapped(
+def map_rows(
     data: Any,  # a Dataset or an IterableDataset
     encode: Callable[[dict[str, list], list[int]], dict[str, list]],  # of columns and row numbers
     num_proc: int | None = None,
@@ -145,7 +145,7 @@ def mapped(
     options: dict[str, Any] = dict(num_proc=num_proc) if isinstance(data, Dataset) else {}
     if isinstance(data, Dataset) and not data.cache_files:  # in memory: nothing to find again by
         options["new_fingerprint"] = token_hex(8)  # a hash of code and tokenizer, half a second
-    options |= dict(batched=True, with_indices=True, remove_columns=columns_of(data))
+    options |= dict(batched=True, with_indices=True, remove_columns=column_names(data))
     return data.with_format(None).map(encode, **options)
 
 
@@ -163,7 +163,7 @@ def log_counts(data: Any) -> Any:
     """The data without the columns said, learned and merged, after their sums are logged: answers
     of the assistant, those that have labels, and rows whose answer begins inside a token. A stream
     is read later: nothing is known yet."""
-    names = [name for name in ("said", "learned", "merged") if name in columns_of(data)]
+    names = [name for name in ("said", "learned", "merged") if name in column_names(data)]
     if not isinstance(data, Dataset):
         return data.remove_columns(names)
     sums = {name: sum(data[name]) for name in names}
@@ -183,12 +183,14 @@ def log_counts(data: Any) -> Any:
     return data.remove_columns(names) if names else data
 
 
-def each(data: Any, encode: Callable[[Any], Any], name: str, several: bool = True) -> Any:
+def map_sets(data: Any, encode: Callable[[Any], Any], name: str, several: bool = True) -> Any:
     "Data encoded, or each of a dictionary of them. Raises TypeError on anything else."
     if data is None or (isinstance(data, str) and several):  # a name: one encoded before
         return data
     if isinstance(data, dict) and several:
-        return {key: each(part, encode, f"{name}[{key!r}]", False) for key, part in data.items()}
+        return {
+            key: map_sets(part, encode, f"{name}[{key!r}]", False) for key, part in data.items()
+        }
     if isinstance(data, dict):
         split, first = next(iter(data.items()), ("train", None))
         columns = isinstance(first, (list, tuple))

@@ -13,7 +13,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_nb.reward import RewardConfig
-from rlhf_nb.sft import tokenizer_of
+from rlhf_nb.sft import load_processing_class
 from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.explore import (
     action_button,
@@ -240,7 +240,7 @@ def label_preferences(
     work = Labelling(dataset, path, answers, seed, repeat_every)
     if model is None:
         return PreferenceDesk(work, None, refit_every)
-    start, tokenizer = model, tokenizer_of(model, processing_class)
+    start, tokenizer = model, load_processing_class(model, processing_class)
 
     def refit() -> Refit:
         return refit_reward_model(work.labels.training(), start, tokenizer, args, held_out)

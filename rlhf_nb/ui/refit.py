@@ -19,7 +19,7 @@ from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.evaluate import win_rate_interval
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.scoring import pair_margins
-from rlhf_nb.sft import tokenizer_of
+from rlhf_nb.sft import load_processing_class
 from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.html import data_table, element, percent, safe_text, sheet, themed_markup
 from rlhf_nb.ui.preference_labels import share_sentence
@@ -140,7 +140,7 @@ def refit_reward_model(
             f"of {len(labels)} decided labels {len(train)} may be trained on: label at least "
             f"{2 - len(train)} more pairs, or lower held_out ({held_out:g})."
         )
-    start, tokenizer = time.monotonic(), tokenizer_of(model, processing_class)
+    start, tokenizer = time.monotonic(), load_processing_class(model, processing_class)
     with random_state_kept(), tempfile.TemporaryDirectory() as folder:
         own = model if isinstance(model, str) else copy.deepcopy(model)
         settings = args or quick_reward_args(folder)
