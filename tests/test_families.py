@@ -244,7 +244,6 @@ def test_sampled_and_scored_as_alone_or_refused(family, tmp_path):
 @pytest.mark.parametrize("family, apart", [("llama", True), ("qwen2", True), ("opt", False)])
 def test_rows_lie_end_to_end_where_they_do_not_see_each_other(family, apart, monkeypatch):
     monkeypatch.setattr(opened, "PACKED_ATTENTION", ("sdpa",))
-    monkeypatch.setattr(opened, "_mixing", set())
     model = tiny(family)
     assert opened.reads_end_to_end(model)
     check_family(model)
