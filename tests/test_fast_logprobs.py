@@ -186,9 +186,8 @@ def changes(tree: ast.AST) -> list[tuple[str, ast.AST]]:
             and isinstance(node.func, ast.Attribute)
             and node.func.attr in CALLS
         ):
+            node.args, node.keywords = [node.func.value], []
             node.func = ast.Name("_same", ast.Load())
-            node.args = [node.func.value]
-            node.keywords = []
         else:
             continue
         made.append((before, ast.fix_missing_locations(copy.deepcopy(tree))))

@@ -64,7 +64,8 @@ def test_the_three_forms_train_the_same_policy(ppo, letters):
         ids = Dataset.from_dict(dict(input_ids=[letters(p + "j")["input_ids"] for p in PROMPTS]))
         found = []
         for data in (text, talk, ids):
-            trainer = ppo.trained(count_c, data, eval_dataset=data.select(range(3)))
+            trainer = ppo(count_c, data, eval_dataset=data.select(range(3)))
+            trainer.train()
             assert set(trainer.evaluate()) == {"eval_score", "eval_length", "eval_stopped"}
             found.append(policy_of(trainer))
         assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
@@ -81,14 +82,8 @@ def test_other_columns_reach_the_function(ppo, letters):
         return [0.0] * len(responses)
 
     ids = [letters(p)["input_ids"] for p in PROMPTS]
-    ppo.trained(
-        judge,
-        Dataset.from_dict(
-            dict(
-                input_ids=ids, attention_mask=[[1] * len(row) for row in ids], topic=list(range(24))
-            )
-        ),
-    )
+    rows = dict(input_ids=ids, attention_mask=[[1] * len(row) for row in ids], topic=[*range(24)])
+    ppo(judge, Dataset.from_dict(rows)).train()
     assert all(set(columns) == {"topic"} for columns in seen) and len(seen) == 2
 
 

@@ -9,6 +9,7 @@ import fnmatch
 import json
 import math
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from pandas.errors import ParserWarning
 from torch import Tensor
 
 from rlhf_nb.base.loading import pretrained_tokenizer
@@ -192,12 +194,16 @@ def read_table(path: Path, notes: list[str] | None = None) -> list[Row]:
     """A file of episodes as rows; a line that was left out is added to `notes`. Raises ValueError,
     with the file's name, where it cannot be read. Nothing is ever unpickled."""
     try:
+        if not path.exists():
+            raise ValueError("it is not there")
         match path.suffix.lower():
             case ".parquet":
                 rows: Any = pd.read_parquet(path)
             case ".csv":  # every field as it was written
                 how: Any = dict(dtype=str, keep_default_na=False, encoding_errors="replace")
-                frame = pd.read_csv(path, index_col=False, **how).rename(columns=str.strip)
+                with warnings.catch_warnings():  # of fields that the header does not name
+                    warnings.simplefilter("error", ParserWarning)
+                    frame = pd.read_csv(path, index_col=False, **how).rename(columns=str.strip)
                 rows = frame.astype(object).where(frame != "", None)
             case kind if kind in SUFFIXES:
                 text = path.read_text(encoding="utf-8-sig", errors="replace")
@@ -205,7 +211,14 @@ def read_table(path: Path, notes: list[str] | None = None) -> list[Row]:
             case _:
                 raise ValueError(f"not one of {', '.join(SUFFIXES)}")
         return table_of(rows, "its rows")
-    except (ValueError, OSError, TypeError, NotImplementedError, RecursionError) as error:
+    except (
+        ValueError,
+        OSError,
+        TypeError,
+        NotImplementedError,
+        RecursionError,
+        ParserWarning,
+    ) as error:
         raise ValueError(
             f"{path} cannot be read ({' '.join(str(error).split())[:300]}): give a table of "
             f"episodes that ends in {', '.join(SUFFIXES)}, a folder of them, or the output_dir of "
