@@ -645,7 +645,7 @@ def test_search_works_from_disk(site, browser):
         page.wait_for_function(
             "document.querySelector('#search-results').innerText.includes('finished')"
         )
-        assert f"api/kl.html#{LIB}.kl.AdaptiveKLController" in "".join(
+        assert f"api/kl_control.html#{LIB}.kl_control.AdaptiveKLController" in "".join(
             a.get_attribute("href") for a in page.locator("#search-results a").all()
         )
         assert asked == [] and failed == []
