@@ -102,10 +102,12 @@ class Estimator:
     group: bool = False  # num_generations responses to each prompt are compared
     # with groups, where tokens have scores: `steps(rewards, ends, mask, size)`, one for each token
     steps: Callable[..., Tensor] | None = None
+    by_turn: bool = False  # with a critic: `compute` gets turns, [B, K], in place of tokens
 
 
 ESTIMATORS = dict(
     gae=Estimator(gae, critic=True),
+    gae_turns=Estimator(gae, critic=True, by_turn=True),
     rloo=Estimator(rloo, group=True),
     grpo=Estimator(grpo, group=True, steps=grpo_steps),
     dr_grpo=Estimator(dr_grpo, group=True),

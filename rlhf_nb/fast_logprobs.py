@@ -16,7 +16,7 @@ from .base.fused import fused_logprobs, plain_head
 from .base.last_layer import read_at
 from .base.opened import accepted_inputs, project, reads_end_to_end, separable_model
 from .logprobs import apply_temperature, response_logits, token_entropy, token_logprobs
-from .packing import pack
+from .packing import pack, read_places
 
 # %% auto #0
 __all__ = ['response_states', 'LogProbs', 'chunked_logprobs', 'response_logprobs']
@@ -29,17 +29,18 @@ def response_states(
     response_ids: Tensor,  # [B, T] padded on the right
     mask: Tensor,  # [B, T] true on real tokens
     align: int | None = None,  # of `pack`
+    chosen: Tensor | None = None,  # [B, T] the N tokens that are scored; None: all real ones
 ) -> tuple[Tensor, Callable[[Tensor], Tensor], int]:  # states [N, hidden or V], head, V
-    """Last hidden states in front of the N real response tokens, and the head: states -> logits [N,
+    """Last hidden states in front of the N response tokens, and the head: states -> logits [N,
     V]."""
-    inner, real = separable_model(model), mask.bool()
+    inner, real = separable_model(model), (mask if chosen is None else chosen & mask).bool()
     if inner is None:
         logits = response_logits(model, prompt_ids, prompt_mask, response_ids, mask)
         return logits[real], lambda same: same, logits.shape[-1]
     body = inner.get_decoder()
     end_to_end = align is not None and reads_end_to_end(body)
     packed = pack(prompt_ids, prompt_mask, response_ids, mask, align or 0, end_to_end)
-    read = torch.cat([real.new_ones(len(real), 1), real], 1)  # a value head reads the last one too
+    read = read_places(mask, chosen)  # a value head reads the last one too
     with read_at(body, packed.places[read]):
         hidden = body(**accepted_inputs(body.forward, packed.inputs)).last_hidden_state
     states = hidden.flatten(0, 1).index_select(0, packed.places[:, :-1][real])
@@ -90,14 +91,15 @@ def response_logprobs(
     chunk_logits: int = 2**26,  # maximum number of logits at a time; 2**26 take 256 MB
     entropy: str | None = "learn",  # "learn": with a gradient; "look": its value; None: no entropy
     align: int | None = None,  # of `pack`: close rows up before the model reads them
-) -> LogProbs:  # logprobs and entropy, [B, T] each
+    chosen: Tensor | None = None,  # [B, T] the tokens that are scored; None: all real ones
+) -> LogProbs:  # logprobs and entropy, [B, T] each, zero on tokens that are not scored
     "Log-prob and entropy of every response token: one function for the rollout and the update."
     if entropy not in ("learn", "look", None):
         raise ValueError(f"entropy is {entropy!r}: give 'learn', 'look', or None.")
     apply_temperature(torch.empty(0), temperature)  # raises if it is not positive
-    real = mask.bool()
+    real = (mask if chosen is None else chosen & mask).bool()
     states, head, vocabulary = response_states(
-        model, prompt_ids, prompt_mask, response_ids, mask, align
+        model, prompt_ids, prompt_mask, response_ids, mask, align, chosen
     )
     ids, rows = response_ids[real].long(), max(1, chunk_logits // vocabulary)
     inner = separable_model(model)

@@ -92,16 +92,24 @@ class PolicyAndValue(nn.Module):
         entropy: str | None = None,  # "learn", "look" or None, as in `response_logprobs`
         align: int | None = None,  # of `pack`
         detach: bool = False,  # the value loss moves a head on the body alone, not the body
+        chosen: Tensor | None = None,  # [B, T] the tokens that are scored; None: all real ones
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         "Log-probs, entropy (None where not wanted) and values (None without a model), [B, T] each."
         rows = prompt_ids, prompt_mask, response_ids, mask
         measure = lambda: response_logprobs(
-            self.policy, *rows, temperature=temperature, entropy=entropy, align=align
+            self.policy,
+            *rows,
+            temperature=temperature,
+            entropy=entropy,
+            align=align,
+            chosen=chosen,
         )
         if self.value is None:
             return *measure(), None
         if not isinstance(self.value, ValueHead):
-            return *measure(), response_values(self.value, *rows, align=align)[:, :-1]
+            scored = measure()
+            values = response_values(self.value, *rows, align=align, chosen=chosen)
+            return *scored, values[:, :-1]
         with hidden_states(self.policy) as captured:
             logprobs, certainty = measure()
         hidden = captured[-1].detach() if detach else captured[-1]
@@ -115,7 +123,7 @@ class PolicyAndValue(nn.Module):
     def values(self, r: Rollout) -> Tensor:
         "Values [B, T + 1] of a rollout; the last one of a row follows its last token."
         if not isinstance(self.value, ValueHead):
-            return response_values(self.value, *r.sequences)
+            return response_values(self.value, *r.sequences, chosen=r.chosen)
         packed, body = pack(*r.sequences, align=0), unwrap(self.policy).get_decoder()
         hidden = body(**accepted_inputs(body.forward, packed.inputs)).last_hidden_state
         return self.value(hidden).flatten()[packed.places]
@@ -189,6 +197,7 @@ class Forward:
                     entropy=entropy,
                     align=self.align,
                     detach=detach,
+                    chosen=r.chosen,
                 )
             )
 
@@ -198,7 +207,12 @@ class Forward:
         def measure(part: Rollout) -> tuple[Tensor]:
             t = self.temperature
             out = response_logprobs(
-                model, *part.sequences, temperature=t, entropy=None, align=self.align
+                model,
+                *part.sequences,
+                temperature=t,
+                entropy=None,
+                align=self.align,
+                chosen=part.chosen,
             )
             return (out.logprobs,)
 

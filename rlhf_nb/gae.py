@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .base.signals import check_lambda, check_share, check_signals
+from .base.signals import check_discount, check_lambda, check_signals
 from .masks import only_real
 
 # %% auto #0
@@ -20,13 +20,13 @@ def td_errors(
     rewards: Tensor,  # [B, T] per-token rewards
     values: Tensor,  # [B, T] value of the state in which token t is about to be chosen
     mask: Tensor,  # [B, T] true on real tokens: a run from the left, then padding
-    gamma: float = 1.0,  # discount per token, 0 to 1
+    gamma: float | Tensor = 1.0,  # discount per token, 0 to 1; [B, T]: from each token to the next
     bootstrap: Tensor | None = None,  # [B] value after the last real token; None: 0 for every row
 ) -> Tensor:  # [B, T] delta, zero on padding, float32 or wider
     """Temporal-difference errors. Schulman et al. 2016, section 3. Raises ValueError for shapes
     that differ or a mask with a hole."""
     check_signals(rewards, values, mask, bootstrap)
-    check_share("gamma", gamma)
+    check_discount(gamma, mask)
     mask = mask.bool()
     values = only_real(values, mask)
     after = pad(values[:, 1:], (0, 1))
@@ -40,7 +40,7 @@ def gae(
     rewards: Tensor,  # [B, T] per-token rewards
     values: Tensor,  # [B, T] value of the state in which token t is about to be chosen
     mask: Tensor,  # [B, T] true on real tokens: a run from the left, then padding
-    gamma: float = 1.0,  # discount per token, 0 to 1
+    gamma: float | Tensor = 1.0,  # discount per token, 0 to 1; [B, T]: from each token to the next
     lam: float | Tensor = 0.95,  # share of the next token's advantage, 0 to 1; [B]: a row's own
     bootstrap: Tensor | None = None,  # [B] value after the last real token; None: 0 for every row
 ) -> Tensor:  # [B, T] advantages, not whitened, zero on padding
@@ -50,7 +50,8 @@ def gae(
     lam = lam.to(delta) if isinstance(lam, Tensor) else lam
     advantage, advantages = torch.zeros_like(delta[:, 0]), []
     for t in reversed(range(delta.shape[1])):
-        advantage = delta[:, t] + gamma * lam * advantage
+        discount = gamma[:, t].to(delta) if isinstance(gamma, Tensor) else gamma
+        advantage = delta[:, t] + discount * lam * advantage
         advantages.append(advantage)
     return torch.stack(advantages[::-1], dim=1)
 

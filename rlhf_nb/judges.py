@@ -38,6 +38,7 @@ from .scoring import score_ids, score_rollout, score_texts, score_tokens, step_e
 from .training.config import PPOConfig
 from .training.layout import Layout, Measure, Placed, unshard_root
 from .training.model_loading import load_scorer, load_whole
+from .turns import check_paid_on, keep_chosen, paid_turns, pick_chosen, until_last_chosen
 
 # %% auto #0
 __all__ = ['load_judge', 'group_centers', 'Ensemble', 'Answers', 'Judges', 'ensemble_of', 'judges_of']
@@ -247,10 +248,13 @@ class Judges:
         ensemble: Ensemble | None = None,  # makes one score of the models'; None: a weighted sum
         level: str = "response",  # what the models judge; or token, step
         separator: str = "\n",  # of steps
+        alone: bool = True,  # False: an environment pays too, and there may be no judge
     ):
+        if given is None and not alone:
+            given = []
         given = list(given) if isinstance(given, (list, tuple)) else [given]
         weights = [1.0] * len(given) if weights is None else list(weights)
-        if not given:
+        if not given and alone:
             raise ValueError("reward_model is an empty list: give at least one model or function.")
         if len(weights) != len(given) or not all(math.isfinite(weight) for weight in weights):
             raise ValueError(
@@ -317,12 +321,18 @@ class Judges:
         r: Rollout,
         forward: Forward,
         tokenizer: PreTrainedTokenizerBase | None = None,  # the policy's, for scores of tokens
-    ) -> dict[str, Tensor]:  # by judge: [B], or [B, T] with nan on tokens that it gave no score
-        "Scores of a rollout's responses."
-        scores, written = {}, None
+    ) -> dict[str, Tensor]:  # by judge: [B], or [B, W] with nan on tokens that it gave no score
+        """Scores of a rollout's responses; of several turns, what the environment paid is one of
+        them, and W counts the tokens that the policy drew. Raises ValueError on a score of another
+        token."""
+        scores: dict[str, Tensor] = {}
+        drawn, written = keep_chosen(r), None
+        if r.turn_rewards is not None:
+            scores["environment"] = paid_turns(drawn)
+            r = until_last_chosen(r)
         if tokenizer is not None and (self.functions or self.level != "response"):
             ids = [row[real].tolist() for row, real in zip(r.response_ids, r.mask.bool())]
-            written = Written(r.responses, ids, tokenizer)
+            written = Written(r.responses, ids, tokenizer, r.environments)
         for name, judge in self.judges.items():
             if not isinstance(judge, nn.Module):
                 score = call_reward(judge, r.prompts, r.responses, r.columns, written)
@@ -342,8 +352,12 @@ class Judges:
                 _check_finite(judge, score if score.dim() == 1 else score.sum(1), r.responses)
                 if self.level != "response":
                     judged = self.judged_tokens(written, r.mask.shape[1]).to(score.device)
-                    score = score.masked_fill(~judged, math.nan)
-            scores[name] = score.to(r.mask.device).float()
+                    score = score.masked_fill(~(judged & r.policy_mask.to(judged.device)), math.nan)
+            score = score.to(r.mask.device).float()
+            if score.dim() == 2 and r.chosen is not None:
+                check_paid_on(score, r.chosen, name)
+                score = pick_chosen(score, r.chosen).masked_fill(~drawn.mask, math.nan)
+            scores[name] = score
         return scores
 
     def judged_tokens(self, written: Written | None, width: int) -> Tensor:  # [B, width]
@@ -368,7 +382,7 @@ class Judges:
     ) -> Tensor:  # [B]; [B, T] if a judge has scores of tokens, nan where none has one
         """The weighted sum, in which an ensemble is one judge of weight 1. A response's score joins
         those of tokens on its last token."""
-        weighted = {name: self.weights[name] * score for name, score in scores.items()}
+        weighted = {name: self.weights.get(name, 1.0) * score for name, score in scores.items()}
         if self.ensemble is not None:
             members = torch.stack([weighted.pop(name) for name in self.members])
             weighted["ensemble"] = self.ensemble(members, centers)
@@ -508,7 +522,8 @@ def judges_of(
     args: PPOConfig,
     given: Any,  # a model, its name, a function, or a list of these
     tokenizer: PreTrainedTokenizerBase | None = None,  # of the models, if not the policy's
+    alone: bool = True,  # False: an environment pays too
 ) -> Judges:
     "The judges of a run. Raises ValueError where they do not go together."
     level = args.reward_level, args.step_separator
-    return Judges(given, args.reward_weights, tokenizer, ensemble_of(args), *level)
+    return Judges(given, args.reward_weights, tokenizer, ensemble_of(args), *level, alone)

@@ -30,13 +30,14 @@ def response_full_kl(
     chunk_logits: int = 2**26,  # most logits held at a time, for each model
     # entered around the reference: policy.disable_adapter under LoRA
     ref_context: Callable[[], AbstractContextManager] = nullcontext,
+    chosen: Tensor | None = None,  # [B, T] the tokens that are scored; None: all real ones
 ) -> Tensor:  # [B, T] float32, zero on padding
     "Exact KL(policy || reference) at each response token, in chunks and without gradients."
     batch = (prompt_ids, prompt_mask, response_ids, mask)
     with torch.no_grad():
-        states, head, vocab_size = response_states(policy, *batch)
+        states, head, vocab_size = response_states(policy, *batch, chosen=chosen)
         with ref_context():
-            ref_states, ref_head, _ = response_states(ref, *batch)
+            ref_states, ref_head, _ = response_states(ref, *batch, chosen=chosen)
         kl = torch.zeros(mask.shape, device=mask.device)
         parts, size = [], max(1, chunk_logits // vocab_size)
         for block, ref_block in zip(states.split(size), ref_states.split(size)):
@@ -44,7 +45,8 @@ def response_full_kl(
             with ref_context():
                 ref_logits = ref_head(ref_block)
             parts.append(full_kl(logits, ref_logits, temperature).float())
-    return kl.masked_scatter(mask.bool(), torch.cat(parts))
+    scored = (mask if chosen is None else chosen & mask).bool()
+    return kl.masked_scatter(scored, torch.cat(parts))
 
 # %% ../nbs/reference/62_kl_control.ipynb #67731577
 def _check_coef(kl_coef: float) -> float:

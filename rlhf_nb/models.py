@@ -16,7 +16,7 @@ from .base.last_layer import read_at
 from .base.loading import check_class
 from .base.opened import accepted_inputs, reads_end_to_end, unwrap
 from .base.sharding import gather_weights, is_sharded_by_deepspeed
-from .packing import pack, position_ids
+from .packing import pack, position_ids, read_places
 
 # %% auto #0
 __all__ = ['scorer_head', 'scorer_from', 'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'copy_frozen']
@@ -103,12 +103,13 @@ def response_values(
     response_ids: Tensor,  # [B, T] padded on the right
     mask: Tensor,  # [B, T] true on real tokens
     align: int | None = None,  # of `pack`
+    chosen: Tensor | None = None,  # [B, T] tokens whose values are wanted; None: all real ones
 ) -> Tensor:  # [B, T + 1] float32, zero behind the last token's own
     "V before each response token, and once more after the last one."
     body = unwrap(model).base_model
     end_to_end = align is not None and reads_end_to_end(body)
     packed = pack(prompt_ids, prompt_mask, response_ids, mask, align or 0, end_to_end)
-    read = torch.cat([mask.new_ones(len(mask), 1), mask], 1).bool()
+    read = read_places(mask, chosen)
     places = packed.places[read]
     with read_at(body, places):
         hidden = body(**accepted_inputs(body.forward, packed.inputs)).last_hidden_state.flatten(

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .base.padding import stop_places
 from .masks import only_real
 
 # %% auto #0
-__all__ = ['check_left_padded', 'reached_stop', 'last_index', 'last_token', 'on_tokens', 'score_sums', 'position_ids', 'close_up',
-           'response_columns', 'Packed', 'pack', 'log_ratio']
+__all__ = ['check_left_padded', 'reached_stop', 'last_index', 'last_token', 'on_tokens', 'score_sums', 'read_places',
+           'position_ids', 'close_up', 'response_columns', 'Packed', 'pack', 'log_ratio']
 
 # %% ../nbs/reference/33_packing.ipynb #55c2fef8
 def check_left_padded(
@@ -69,6 +70,15 @@ def score_sums(
 ) -> Tensor:  # [B]
     "One score for each response: its own, or the sum of its tokens'."
     return scores if scores.dim() == 1 else scores.nansum(1)
+
+
+def read_places(
+    mask: Tensor,  # [B, T] true on real tokens
+    chosen: Tensor | None = None,  # [B, T] true on those that the policy drew; None: on all
+) -> Tensor:  # [B, T + 1] true where a state is read
+    "In front of each token that the policy drew, and behind the last real token of the row."
+    read = pad((mask if chosen is None else chosen & mask).bool(), (0, 1))
+    return read | (torch.arange(read.shape[1], device=mask.device) == mask.sum(1, keepdim=True))
 
 # %% ../nbs/reference/33_packing.ipynb #3e22d867
 def position_ids(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,20 +21,31 @@ from rlhf_nb.losses import (
     value_diagnostics,
     value_loss,
 )
-from .masks import masked_sum, whiten
+from .masks import masked_sum, only_real, whiten
 from .moments import RunningMoments
 from .packing import score_sums
 from .rollout import Rollout
 from .shaping import clip_scores, penalize_missing_eos, replace_missing_eos, shape_rewards
+from rlhf_nb.turns import (
+    keep_chosen,
+    pick_chosen,
+    put_back,
+    spread_turns,
+    sum_turns,
+    turn_discounts,
+    turn_ends,
+    turn_starts,
+)
 from .update import Objective
 
 # %% auto #0
-__all__ = ['NO_CLIP', 'ONE_RATIO', 'final_scores', 'with_advantages', 'estimate_advantages', 'mini_batches', 'ppo_loss']
+__all__ = ['NO_CLIP', 'MADE_HERE', 'ONE_RATIO', 'final_scores', 'with_advantages', 'with_turn_advantages', 'estimate_advantages',
+           'mini_batches', 'ppo_loss']
 
 # %% ../nbs/course/12_ppo.ipynb #993552ae
 def final_scores(
     raw: Tensor,  # [B] of the reward, or [B, T] of tokens
-    stopped: Tensor,  # [B] true where the stop token was reached
+    stopped: Tensor,  # [B] true where the stop token was reached; [B, T] as of `reached_stops`
     cfg: Objective,
     moments: RunningMoments | None = None,  # of the scores so far; updated if they are normalised
     reduce: Reduce | None = None,
@@ -72,17 +84,53 @@ def with_advantages(
 ) -> Rollout:  # with rewards, returns and whitened advantages
     "Per-token rewards, GAE, targets of the value model. Whitening is over the tokens of all ranks."
     rewards, _ = shape_rewards(r.scores, r.kl, r.mask, cfg.kl_coef_of_rewards)
+    if ESTIMATORS[cfg.advantage_estimator].by_turn:
+        return with_turn_advantages(r, rewards, cfg, last_value, reduce)
     if cfg.whiten_rewards:
         rewards = whiten(rewards, r.mask, shift_mean=False, reduce=reduce)
+    gamma: Any = cfg.gamma
+    if cfg.gamma_turn != 1 and r.turn is not None:
+        gamma = turn_discounts(r.turn, r.mask, cfg.gamma, cfg.gamma_turn)
     lam = cfg.lam if cfg.lam_length_alpha is None else lambda_of(r.mask, cfg.lam_length_alpha)
     compute = ESTIMATORS[cfg.advantage_estimator].compute  # gae
-    advantages = targets = compute(rewards, r.values, r.mask, cfg.gamma, lam, last_value)
+    advantages = targets = compute(rewards, r.values, r.mask, gamma, lam, last_value)
     if cfg.lam_value is not None:
-        targets = compute(rewards, r.values, r.mask, cfg.gamma, cfg.lam_value, last_value)
+        targets = compute(rewards, r.values, r.mask, gamma, cfg.lam_value, last_value)
     return r.with_(
         rewards=rewards,
         returns=returns_from(targets, r.values, r.mask),
         advantages=whiten(advantages * r.mask, r.mask, reduce=reduce),
+    )
+
+
+def with_turn_advantages(
+    r: Rollout,  # with values and turns
+    rewards: Tensor,  # [B, T] of tokens
+    cfg: Objective,
+    last_value: Tensor | None = None,  # [B] after the last turn; None: 0
+    reduce: Reduce | None = None,
+) -> Rollout:  # with rewards, returns and whitened advantages
+    """A whole turn is one action: V is read in front of its first token, and its advantage is that
+    of each of its tokens. Turn-PPO (2512.17008)."""
+    if r.turn is None:
+        r = r.with_(turn=torch.zeros_like(r.mask, dtype=torch.int16))
+    starts = turn_starts(r.turn, r.mask)
+    paid, mask = sum_turns(rewards, r.turn, r.mask)
+    values, _ = sum_turns(only_real(r.values, starts), r.turn, r.mask)
+    if cfg.whiten_rewards:
+        paid = whiten(paid, mask, shift_mean=False, reduce=reduce)
+    compute = ESTIMATORS[cfg.advantage_estimator].compute  # gae
+    advantages, targets = (
+        compute(paid, values, mask, cfg.gamma_turn, lam, last_value)
+        for lam in (cfg.lam_turn, cfg.lam_turn if cfg.lam_value is None else cfg.lam_value)
+    )
+    returns = spread_turns(returns_from(targets, values, mask), r.turn, r.mask)
+    of_tokens = spread_turns(advantages, r.turn, r.mask)
+    return r.with_(
+        rewards=only_real(spread_turns(paid, r.turn, r.mask), turn_ends(r.turn, r.mask)),
+        returns=only_real(returns, starts),
+        advantages=whiten(of_tokens, r.mask, reduce=reduce),
+        valued=starts,
     )
 
 # %% ../nbs/course/12_ppo.ipynb #a1f3c9d2
@@ -95,6 +143,11 @@ def estimate_advantages(
     reduce: Reduce | None = None,
 ) -> Rollout:  # with rewards and advantages; with a critic also returns
     "Advantages by `cfg.advantage_estimator`. A KL in the loss is not in the rewards."
+    if r.chosen is not None:
+        settings: dict[str, Any] = dict(num_generations=num_generations, last_value=last_value)
+        made = estimate_advantages(keep_chosen(r), cfg, **settings, reduce=reduce)
+        named = {name: getattr(made, name) for name in MADE_HERE}
+        return r.with_(**{k: put_back(x, r.chosen) for k, x in named.items() if x is not None})
     estimator = ESTIMATORS[cfg.advantage_estimator]
     if estimator.critic:
         return with_advantages(r, cfg, last_value=last_value, reduce=reduce)
@@ -103,7 +156,7 @@ def estimate_advantages(
         of_tokens = estimator.compute(rewards, r.mask, cfg.gamma, reduce)
         return r.with_(rewards=rewards, advantages=of_tokens)
     check_groups(r, num_generations)
-    if estimator.steps is not None and r.paid is not None:
+    if estimator.steps is not None and r.paid is not None and r.turn_rewards is None:
         if cfg.importance_level == "sequence":
             raise ValueError(ONE_RATIO.format(cfg.advantage_estimator))
         ends = r.paid | (r.scores != 0)  # a penalty pays the last token
@@ -113,6 +166,7 @@ def estimate_advantages(
     return r.with_(rewards=rewards, advantages=of_group[:, None] * r.mask)
 
 
+MADE_HERE = ("rewards", "returns", "advantages", "valued")
 ONE_RATIO = (
     "importance_level is 'sequence' and {} has an advantage for each step here: one ratio for a "
     "whole response would mix them. Take importance_level='token', or a score for each response."
@@ -143,8 +197,13 @@ def ppo_loss(
     cfg: Objective,
     value_only: bool = False,  # during a value warm-up
     weights: Tensor | float = 1.0,  # [B, 1] of the tokens of each response, as of `loss_weights`
+    value_weight: Tensor
+    | float = 1.0,  # tokens of the mini-batch over those that V has a target on
 ) -> tuple[Tensor, dict[str, Tensor]]:  # the loss; sums over tokens to log, "tokens" among them
     "Sum of the loss over the real tokens of some rows. Schulman et al. 2017, eq. 7 and 9."
+    if r.chosen is not None:
+        now = Forwarded(*(None if x is None else pick_chosen(x, r.chosen) for x in now))
+        r = keep_chosen(r)
     clip = cfg.cliprange, cfg.cliprange_high
     new, old, weighted = now.logprobs, r.logprobs, r.advantages * weights
     if r.engine_logprobs is not None and cfg.importance_sampling_correction:
@@ -164,10 +223,12 @@ def ppo_loss(
         of_policy = of_policy + cfg.kl_coef * logged["kl"]
     of_value = policy.new_zeros(())
     if now.values is not None:  # None: no value model
-        value = value_loss(now.values, r.values, r.returns, r.mask, cfg.cliprange_value)
+        valued = r.mask if r.valued is None else r.valued
+        moved = now.values, r.values, r.returns, valued, cfg.cliprange_value
+        value = value_loss(*moved) * value_weight
         of_value = cfg.vf_coef * value
-        values = value_diagnostics(now.values, r.values, r.returns, r.mask, cfg.cliprange_value)
-        logged |= dict(value=value, value_clipfrac=values["clipfrac"])
+        clipped = value_diagnostics(*moved)["clipfrac"] * value_weight
+        logged |= dict(value=value, value_clipfrac=clipped)
     logged |= dict(loss=of_value + of_policy, policy=policy, entropy=entropy)
     # 0 x the policy's part keeps its weights in the graph: DDP waits for a gradient of each
     loss = of_value + (0.0 if value_only else 1.0) * of_policy

@@ -52,6 +52,7 @@ class Written:
     responses: list[str]
     ids: Sequence[list[int]]  # with the stop token
     tokenizer: PreTrainedTokenizerBase  # the policy's
+    environments: Sequence[Any] = ()  # of each response, if something answered
 
     @cached_property
     def offsets(self) -> list[list[tuple[int, int]]]:
@@ -134,6 +135,8 @@ def call_reward(
         asked = _arguments(function) - {*columns}
         more = {k: get() for k, get in written.for_functions.items() if k in asked}
         columns |= copy.deepcopy(more)
+        if "environments" in asked and written.environments:
+            columns["environments"] = [*written.environments]
     try:
         returned = function(prompts, given, **columns)
     except SystemExit as error:

@@ -61,6 +61,7 @@ def sample(
     prompt_mask: Tensor,  # [B, P] true on real tokens
     settings: Sampling,
     generator: torch.Generator | None = None,  # None: torch's global random state
+    writing: Writing | None = None,  # a conversation that goes on; None: it begins with the prompts
 ) -> Sample:
     "Sample a response to each prompt. The model's own generation config plays no part."
     check_left_padded(prompt_mask)
@@ -69,7 +70,8 @@ def sample(
     mask = torch.zeros_like(ids, dtype=torch.bool)
     stopped = torch.zeros_like(rows, dtype=torch.bool)
     ends = torch.tensor(list(settings.stop_ids), device=device)
-    writing = Writing(model, prompt_ids, prompt_mask, has_cache(model))
+    if writing is None:
+        writing = Writing(model, prompt_ids, prompt_mask, has_cache(model))
     for t in range(settings.response_length):
         logits = writing.logits().float().div_(settings.temperature)
         if settings.top_k or settings.top_p < 1:
@@ -82,7 +84,7 @@ def sample(
         if settings.stop_strings is not None:
             done |= settings.stop_strings(ids[rows, : t + 1], None).to(device)
         stopped[rows[done]] = True
-        if done.all():
+        if done.all() or t + 1 == settings.response_length:
             break
         writing.add(token, ~done)
         rows = rows[~done]
@@ -91,7 +93,8 @@ def sample(
 # %% ../nbs/course/07_rollout.ipynb #b241bbe4
 TENSORS = (
     "prompt_ids prompt_mask response_ids mask stopped logprobs ref_logprobs kl values rewards "
-    "advantages returns raw_scores scores paid engine_logprobs"
+    "advantages returns raw_scores scores paid engine_logprobs chosen turn turn_stopped "
+    "turn_rewards valued"
 ).split()
 SIGNALS = ("logprobs ref_logprobs kl values rewards advantages returns engine_logprobs").split()
 SCHEMA = "rlhf_nb.rollout/1"
@@ -101,11 +104,13 @@ LATER: Any = None  # set by a later phase; until then None, so that no zeros are
 def by_episode(r: Rollout) -> pd.DataFrame:
     "One row per episode: texts, score, KL, length, and the other columns of the prompts."
     frame: dict[str, list] = dict(prompt=r.prompts, response=r.responses)
-    frame["length"] = r.mask.sum(1).tolist()
+    frame["length"] = r.policy_mask.sum(1).tolist()
+    if r.chosen is not None:
+        frame["turns"], frame["stop_reason"] = r.turn_counts.tolist(), r.stop_reason
     if r.stopped is not None:
         frame["stopped"] = r.stopped.tolist()
     if r.kl is not None:
-        frame["kl"] = r.kl.masked_fill(~r.mask, 0.0).sum(1).tolist()
+        frame["kl"] = r.kl.masked_fill(~r.policy_mask, 0.0).sum(1).tolist()
     for name in ("raw_scores", "scores"):
         if getattr(r, name) is not None:
             frame[name.rstrip("s")] = score_sums(getattr(r, name)).tolist()
@@ -120,6 +125,9 @@ def by_token(r: Rollout) -> pd.DataFrame:
         position=where[:, 1].tolist(),
         id=r.response_ids[r.mask].tolist(),
     )
+    for name in ("turn", "chosen"):  # of several turns
+        if getattr(r, name) is not None:
+            frame[name] = getattr(r, name)[r.mask].tolist()
     if r.tokens:
         frame["token"] = [r.tokens[b][t] for b, t in where.tolist()]
     for name in SIGNALS:
@@ -149,6 +157,15 @@ class Rollout:
     scores: Tensor = LATER  # the same after scaling, clipping and penalties
     paid: Tensor | None = None  # [B, T] tokens with a score of their own; None: scores are [B]
     engine_logprobs: Tensor | None = None  # [B, T] of the engine that drew the tokens, if another
+    # Of several turns: what the policy drew, and what an environment answered
+    chosen: Tensor | None = None  # [B, T] true on tokens that the policy drew; None: on all of mask
+    turn: Tensor | None = None  # [B, T] int16: the turn that the token belongs to, from 0
+    turn_stopped: Tensor | None = None  # [B, K] true where the turn reached its stop token
+    turn_rewards: Tensor | None = None  # [B, K] of the environment, 0 behind the last turn
+    valued: Tensor | None = None  # [B, T] true where V has a target; None: on chosen tokens
+    stop_reason: list[str] = field(
+        default_factory=list
+    )  # terminated, truncated, max_turns, context
     prompts: list[str] = field(default_factory=list)
     conversations: list[Any] = field(default_factory=list)  # the prompts as given, if any is one
     settings: list[dict] = field(default_factory=list)  # of their chat template, such as tools
@@ -156,6 +173,7 @@ class Rollout:
     tokens: list[list[str]] = field(default_factory=list)  # text of each response token
     columns: dict[str, list] = field(default_factory=dict)  # other columns of the prompts
     info: dict[str, Any] = field(default_factory=dict)  # update, episode, seed, kl_coef, ...
+    environments: list[Any] = field(default_factory=list)  # as they ended; they are not saved
     objective: dict[str, Any] | None = None  # the settings of `Objective` that it was made with
 
     def __len__(self) -> int:
@@ -165,6 +183,26 @@ class Rollout:
     def sequences(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         "The first four arguments of every function that runs a model on a rollout."
         return self.prompt_ids, self.prompt_mask, self.response_ids, self.mask
+
+    @property
+    def policy_mask(self) -> Tensor:
+        "[B, T] true on the tokens that the policy drew: all real ones, unless something answered."
+        return self.mask if self.chosen is None else self.chosen
+
+    @property
+    def ended(self) -> Tensor:
+        "[B] true where nothing comes after: by the environment's word, or at the stop token."
+        if self.turn is None:
+            return self.stopped
+        ended = [why == "terminated" for why in self.stop_reason]
+        return torch.tensor(ended, device=self.mask.device)
+
+    @property
+    def turn_counts(self) -> Tensor:
+        "[B] turns of each episode."
+        if self.turn is None:
+            return torch.ones(len(self), dtype=torch.long, device=self.mask.device)
+        return self.turn.masked_fill(~self.policy_mask, -1).amax(1).long() + 1
 
     def with_(self, **changes: Any) -> Rollout:
         "A copy with some fields set."
@@ -264,7 +302,7 @@ def texts_of(
 # %% ../nbs/course/07_rollout.ipynb #6895f27f
 def save_rollout(r: Rollout, path: Path) -> Path:
     "Save everything to one safetensors file; texts, columns and schema name are in its header."
-    lists = "prompts conversations settings responses tokens columns info objective"
+    lists = "prompts conversations settings responses tokens columns info objective stop_reason"
     described = {name: getattr(r, name) for name in lists.split()}
     tensors = {name: getattr(r, name) for name in TENSORS if getattr(r, name) is not None}
     plain = {
@@ -282,11 +320,15 @@ def _misfit(r: Rollout) -> str | None:
     sizes: dict[str, tuple[int, ...]] = dict.fromkeys(("response_ids", *SIGNALS), r.mask.shape)
     sizes |= dict.fromkeys(("prompt_ids", "prompt_mask"), (rows, r.prompt_ids.shape[-1]))
     sizes |= dict(stopped=(rows,), paid=r.mask.shape)
+    sizes |= dict.fromkeys(("chosen", "turn", "valued"), r.mask.shape)
+    turns = (0,) if r.turn_stopped is None else r.turn_stopped.shape[1:]
+    sizes |= dict.fromkeys(("turn_stopped", "turn_rewards"), (rows, *turns))
     of_scores = (rows,) if r.paid is None else r.mask.shape
     sizes |= dict.fromkeys(("raw_scores", "scores"), of_scores)
     tensors = {name: getattr(r, name) for name in sizes}
     wrong = [name for name, x in tensors.items() if x is not None and x.shape != sizes[name]]
     kinds = dict(prompts=str, conversations=object, settings=dict, responses=str, tokens=list)
+    kinds |= dict(stop_reason=str)
     for name, kind in kinds.items():
         texts = getattr(r, name)
         if len(texts) not in (0, rows) or not all(isinstance(x, kind) for x in texts):

@@ -17,6 +17,7 @@ from transformers import DynamicCache, StopStringCriteria
 
 from rlhf_nb.base.opened import (
     accepted_inputs,
+    continues_cache,
     embedding_rows,
     project,
     separable_model,
@@ -27,7 +28,7 @@ from .masks import left_pad
 from .packing import pack, position_ids
 
 # %% auto #0
-__all__ = ['STEPS', 'draw_tokens', 'Sampling', 'Writing', 'cache_gap', 'has_cache']
+__all__ = ['STEPS', 'draw_tokens', 'Sampling', 'Writing', 'Conversation', 'cache_gap', 'has_cache', 'turn_gap', 'goes_on']
 
 # %% ../nbs/reference/39_sampling.ipynb #21241ad8
 def draw_tokens(
@@ -133,6 +134,41 @@ class Writing:
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], 1)
         self.places = self.places[:, -1:] + 1
 
+# %% ../nbs/reference/39_sampling.ipynb #d3d28c67
+class Conversation(Writing):
+    "Turns that go on from one cache. Rows that have ended their turn stay in it, and wait."
+
+    def __init__(self, model: Any, ids: Tensor, mask: Tensor):
+        super().__init__(model, ids, mask)
+        self.unread_mask = self.mask
+        self.active = torch.arange(len(ids), device=ids.device)  # rows whose turn goes on
+
+    def logits(self) -> Tensor:  # [rows that go on, V]
+        "Logits of the next token."
+        return super().logits()[self.active]
+
+    def add(self, token: Tensor, keep: Tensor) -> None:
+        "Append one token [rows that go on, 1]; those where `keep` is false wait from now on."
+        self.active = self.active[keep]
+        ids = token.new_zeros(len(self.mask), 1)
+        real = torch.zeros_like(ids, dtype=torch.bool)
+        ids[self.active], real[self.active] = token[keep], True
+        self.read(ids, real)
+
+    def read(self, ids: Tensor, mask: Tensor) -> None:
+        "What comes next in each row, [B, N] padded on the left."
+        before, self.unread, self.unread_mask = self.mask.sum(1, keepdim=True), ids, mask
+        self.places = (before + position_ids(mask)).masked_fill(~mask, 0)
+        self.mask = torch.cat([self.mask, mask], 1)
+
+    def go_on(self, rows: Tensor, ids: Tensor, mask: Tensor) -> None:
+        "Another turn of some rows: the last token of the one before, then what was answered."
+        if len(rows) < len(self.mask):
+            self.cache.reorder_cache(rows)
+            self.mask = self.mask[rows]
+        self.active = torch.arange(len(rows), device=rows.device)
+        self.read(ids, mask)
+
 # %% ../nbs/reference/39_sampling.ipynb #fc193576
 STEPS = 3  # tokens in `cache_gap`
 
@@ -173,3 +209,47 @@ def has_cache(model: Any) -> bool:
     """Whether a model can be sampled with a cache: whether that gives the logits of each row alone.
     Tested once per model. Raises ValueError if whole rows do not give them either."""
     return uses_cache(model, cache_gap)
+
+
+@torch.no_grad()
+def turn_gap(
+    model: Any,  # a causal language model
+) -> float:
+    """How far logits of a second turn are from those of each row alone, in standard deviations. The
+    first row ends its first turn early, and waits; the rows read answers of other lengths."""
+    real, device = unwrap(model), next(model.parameters()).device
+    words = torch.arange(24, device=device) * 7 % min(embedding_rows(real), 64)
+    rows = [words[:9], words[3:22]]
+    fronts, turns, ends = (
+        (3, 10),
+        (2, 5),
+        (8, 18),
+    )  # of the prompt, of the first turn, of what is read
+    ids, mask = left_pad([row[:n].tolist() for row, n in zip(rows, fronts)], 0)
+    talk = Conversation(model, ids.to(device), mask.to(device))
+    talk.logits()
+    for t in range(max(turns) - 1):
+        active = talk.active.tolist()
+        drawn = torch.stack([rows[i][fronts[i] + t] for i in active])[:, None]
+        talk.add(drawn, torch.tensor([t < turns[i] - 1 for i in active], device=device))
+        talk.logits()
+    more = [row[a + n - 1 : end].tolist() for row, a, n, end in zip(rows, fronts, turns, ends)]
+    chunk, chunk_mask = left_pad(more, 0)
+    talk.go_on(torch.arange(2, device=device), chunk.to(device), chunk_mask.to(device))
+    together, alone = talk.logits().float(), []
+    for row, end in zip(rows, ends):
+        inputs = dict(input_ids=row[None, :end], attention_mask=torch.ones_like(row[None, :end]))
+        output = model(**accepted_inputs(real.forward, inputs | dict(use_cache=False)))
+        alone.append(output.logits[0, -1].float())
+    wanted = torch.stack(alone)
+    known = wanted.isfinite()
+    if not known.any():
+        return 0.0
+    gap = (together - wanted)[known].abs().mean()
+    return (gap / wanted[known].std().clamp(min=1e-6)).item()
+
+
+def goes_on(model: Any) -> bool:
+    """Whether turns of a model can go on from one cache. Where they cannot, contexts are read again
+    from their beginning. Tested once per model."""
+    return has_cache(model) and continues_cache(model, turn_gap)

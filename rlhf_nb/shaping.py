@@ -39,14 +39,14 @@ def shape_rewards(
 # %% ../nbs/course/09_shaping.ipynb #a2b5edbd
 def penalize_missing_eos(
     scores: Tensor,  # [B], or [B, T] of tokens
-    reached_stop: Tensor,  # [B] true where the row ended with its own stop token
+    reached_stop: Tensor,  # [B] true where the row ended with its own stop token; or of tokens
     missing_eos_penalty: float,  # what is taken off, zero or more
     mask: Tensor | None = None,  # [B, T] true on real tokens, for scores of tokens
 ) -> Tensor:  # new scores, lower where the row was cut off: on its last token, if it has several
     """Subtract the penalty where the row did not stop by itself. Raises ValueError for a negative
     or non-finite penalty, and where there is not one score for each row or token."""
     wanted = reached_stop if mask is None or scores.dim() == 1 else mask
-    if scores.shape != wanted.shape or reached_stop.dim() != 1:
+    if scores.shape != wanted.shape or reached_stop.shape not in (wanted.shape[:1], wanted.shape):
         raise ValueError(
             f"scores {list(scores.shape)} and reached_stop {list(reached_stop.shape)} do not fit: "
             "give [B] and [B], one entry a row, or scores of tokens [B, T] and their mask."
@@ -64,7 +64,7 @@ def penalize_missing_eos(
 def _cut_off(scores: Tensor, reached_stop: Tensor, mask: Tensor | None) -> Tensor:  # like scores
     "Rows that did not stop by themselves; of tokens, the last one of such a row."
     cut_off = ~reached_stop.bool()
-    if mask is None or scores.dim() == 1:
+    if mask is None or reached_stop.shape == scores.shape:
         return cut_off
     return cut_off[:, None] & last_token(mask)
 

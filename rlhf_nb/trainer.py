@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,7 +28,9 @@ from .estimators import ESTIMATORS, equal_groups, loss_weights
 from .forward import PolicyAndValue
 from .judges import Answers, judges_of
 from .kl import estimate_kl
+from .masks import only_real
 from .packing import score_sums
+from .playing import make_player, set_turns, try_turns, world_seed
 from .ppo import estimate_advantages, final_scores, mini_batches, ppo_loss
 from .rollout import Rollout, Sample, texts_of
 from rlhf_nb.training.build import (
@@ -64,6 +66,7 @@ from .training.saving import save_rollout
 from .update import Metrics, Objective, charge, engine_metrics, objective_at, update_metrics
 
 logger = logging.get_logger(__name__)
+from .turns import keep_chosen, put_back, reached_stops
 
 # %% auto #0
 __all__ = ['logger', 'make_engine', 'PPOTrainer', 'Evaluator']
@@ -117,15 +120,21 @@ class PPOTrainer(UpdateTrainer):
         reward_processing_class: PreTrainedTokenizerBase | str | None = None,  # if it has its own
         value_peft_config: Any = None,  # of peft: an adapter for the value model
         optimizer_cls_and_kwargs: tuple | None = None,  # such as (torch.optim.SGD, dict(lr=0.1))
+        environment_factory: Callable[[], Any] | None = None,  # makes what answers; None: one turn
+        max_turns: int | None = None,  # None: as in args
+        max_episode_length: int | None = None,  # None: as in args
     ):
         check_args(args, PPOConfig)
+        args = set_turns(args, environment_factory, max_turns, max_episode_length)
         check_estimator(args, value_model=value_model, value_peft_config=value_peft_config)
         check_given(args, model, peft_config, optimizers[0])
         model = args.sft_model_path if model is None else model
-        reward_model = args.reward_model_path if reward_model is None else reward_model
+        if reward_model is None and environment_factory is None:
+            reward_model = args.reward_model_path
         tokenizer = load_tokenizer(model if processing_class is None else processing_class)
         other = reward_processing_class
-        judges = judges_of(args, reward_model, None if other is None else load_tokenizer(other))
+        other = None if other is None else load_tokenizer(other)
+        judges = judges_of(args, reward_model, other, environment_factory is None)
         policy = build_policy(args, tokenizer, model, peft_config)
         self.ref_model = build_reference(args, tokenizer, policy, model, ref_model)
         fit_judges(args, tokenizer, judges, embedding_rows(policy))
@@ -138,6 +147,8 @@ class PPOTrainer(UpdateTrainer):
         train_dataset = self.prompts.load(train_dataset, "train_dataset")
         eval_dataset = self.prompts.load(eval_dataset, "eval_dataset")
         judges.check_columns(train_dataset, *sets_of(eval_dataset).values())
+        self.player = make_player(environment_factory, args, self.prompts, self.sampling_settings)
+        try_turns(self.player, train_dataset, *sets_of(eval_dataset).values())
         super().__init__(
             switch_off_noise(pair),
             args,
@@ -176,7 +187,7 @@ class PPOTrainer(UpdateTrainer):
             times.append(time.perf_counter())
         for i, phase in enumerate(("rollout", "score", "update")):
             metrics[f"time/{phase}"] = times[i + 1] - times[i]
-        tokens = self.layout.sum(r.mask.sum()).item()
+        tokens = self.layout.sum(r.policy_mask.sum()).item()
         metrics["tokens/per_second"] = tokens / (times[-1] - times[0])
         self.notify("ppo_update", r, metrics)
         return metrics
@@ -187,21 +198,13 @@ class PPOTrainer(UpdateTrainer):
         args, tokenizer = self.args, self.processing_class
         self.layout.check_ready(self.prepared)
         batch = as_batch(batch, tokenizer, args.num_generations, self.prompts.check_lengths)
-        ids, mask = (batch[name].to(self.layout.device) for name in ("prompt_ids", "prompt_mask"))
         with self.layout.own_stream(args.seed, self.update_count):
-            sampled, engine_logprobs = self.sample(ids, mask)
-        responses, tokens = texts_of(tokenizer, sampled, self.sampling_settings.stop_ids)
+            batch, drawn = self.draw(batch)
         r = Rollout(
-            prompt_ids=ids,
-            prompt_mask=mask,
-            **sampled._asdict(),
-            engine_logprobs=engine_logprobs,
             prompts=batch["prompt"],
             conversations=batch.get("conversations", []),
             settings=batch.get("settings", []),
-            responses=responses,
-            tokens=tokens,
-            columns=batch.get("columns", {}),
+            **dict(columns=batch.get("columns", {})) | drawn,
             info=dict(
                 update=self.update_count,
                 episode=self.episode_count,
@@ -220,7 +223,7 @@ class PPOTrainer(UpdateTrainer):
             logprobs=logprobs,
             ref_logprobs=ref_logprobs,
             kl=self.kl(r, logprobs, ref_logprobs),
-            values=values[0] * r.mask if values else None,
+            values=only_real(values[0], r.policy_mask) if values else None,
         )
         return charge(r, args, self.controller.value)
 
@@ -230,14 +233,19 @@ class PPOTrainer(UpdateTrainer):
         missing-stop penalty."""
         tokenizer = self.processing_class
         scores = self.judges(r, self.forward, tokenizer)
-        raw = self.judges.total(scores, self.judges.centers(scores, r, tokenizer), r.mask)
+        drawn = keep_chosen(r)
+        raw = self.judges.total(scores, self.judges.centers(scores, r, tokenizer), drawn.mask)
         if len(scores) > 1:
             sums = {f"score/{name}": score_sums(x).tolist() for name, x in scores.items()}
             r = r.with_(columns=r.columns | sums)
         paid = None if raw.dim() == 1 else ~raw.isnan()
         raw = raw if paid is None else raw.nan_to_num(0.0)
-        final = final_scores(raw, r.stopped, self.args, self.moments, self.layout.sum, r.mask)
-        return r.with_(raw_scores=raw, scores=final, paid=paid)
+        settings = self.args, self.moments, self.layout.sum, drawn.mask
+        final = final_scores(raw, reached_stops(drawn), *settings)
+        made = dict(raw_scores=raw, scores=final, paid=paid)
+        if r.chosen is not None:
+            made = {name: put_back(x, r.chosen) for name, x in made.items()}
+        return r.with_(**made)
 
     @torch.no_grad()
     def advantages(self, r: Rollout) -> Rollout:
@@ -276,18 +284,52 @@ class PPOTrainer(UpdateTrainer):
 
     # ---- the parts of it ----
 
+    @property
+    def turns(self) -> int:
+        "Most turns of an episode: one, unless something answers."
+        return 1 if self.player is None else self.args.max_turns
+
     def objective_for(self, r: Rollout) -> Objective:
         "What an update on a rollout optimises: the settings, and the kl_coef that it was charged."
         charged = r.objective or dict(kl_coef=self.controller.value)  # None: made by hand
         return objective_at(self.args, charged["kl_coef"])
 
-    def sample(self, prompt_ids: Tensor, prompt_mask: Tensor) -> tuple[Sample, Tensor | None]:
-        "Responses, cut to the longest, and the engine's own log-probs if it has any."
-        policy, settings = self.pair.policy, self.sampling_settings
+    def draw(self, batch: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        "What the policy draws, as fields of a rollout; and the batch, to which worlds may have added."
+        args, device = self.args, self.layout.device
+        if self.player is not None:
+            with self.fresh_engine() as engine:
+                seeds = self.world_seeds(len(batch["prompt_ids"]))
+                batch, drawn = self.player(engine, batch, seeds, args.num_generations, device)
+            drawn["columns"] = self.layout.known_everywhere(drawn["columns"], "info/")
+        ids, mask = (batch[name].to(device) for name in ("prompt_ids", "prompt_mask"))
+        if self.player is None:
+            sampled, logprobs = self.sample(ids, mask)
+            texts = texts_of(self.processing_class, sampled, self.sampling_settings.stop_ids)
+            drawn = dict(zip(("responses", "tokens"), texts)) | sampled._asdict()
+            drawn["engine_logprobs"] = logprobs
+        return batch, dict(prompt_ids=ids, prompt_mask=mask) | drawn
+
+    def world_seeds(self, rows: int) -> list[int]:
+        "Of each episode's environment: of the run, the update and the prompt's place in it."
+        size, first = self.args.num_generations, self.args.process_index * rows
+        key = self.args.seed, self.update_count
+        return [world_seed(*key, (first + i) // size) for i in range(rows)]
+
+    @contextmanager
+    def fresh_engine(self) -> Iterator[Engine]:
+        "Inside, the engine has the policy's weights."
+        policy = self.pair.policy
         policy.eval()  # a layer that recomputes its activations refuses a cache while it trains
         self.engine.sync(policy)
-        sampled, logprobs = self.engine.generate(prompt_ids, prompt_mask, settings)
+        yield self.engine
         policy.train()
+
+    def sample(self, prompt_ids: Tensor, prompt_mask: Tensor) -> tuple[Sample, Tensor | None]:
+        "Responses, cut to the longest, and the engine's own log-probs if it has any."
+        with self.fresh_engine() as engine:
+            settings = self.sampling_settings
+            sampled, logprobs = engine.generate(prompt_ids, prompt_mask, settings)
         width = int(sampled.mask.sum(1).max())
         sampled = Sample(sampled.response_ids[:, :width], sampled.mask[:, :width], sampled.stopped)
         return sampled, None if logprobs is None else logprobs[:, :width]
@@ -300,19 +342,19 @@ class PPOTrainer(UpdateTrainer):
         "KL per token [B, T] by the estimator, zero on padding."
         if self.args.kl_estimator != "full":
             estimate = estimate_kl(logprobs, ref_logprobs, self.args.kl_estimator)
-            return estimate.masked_fill(~r.mask, 0.0)
+            return estimate.masked_fill(~r.policy_mask, 0.0)
         with layer_by_layer(self.model_wrapped):
             return self.reference.full_kl(self.forward, r)
 
     def last_values(self, r: Rollout) -> Tensor:
-        "The value after the last token [B], 0 for rows that stopped by themselves."
+        "The value after the last token [B], 0 for episodes that ended by themselves."
 
         def measure(part: Rollout) -> tuple[Tensor]:
             last = part.mask.sum(1, keepdim=True)
             return (self.pair.values(part).gather(1, last).squeeze(1),)
 
         with layer_by_layer(self.model_wrapped):
-            return self.forward.over(r, measure)[0].masked_fill(r.stopped, 0.0)
+            return self.forward.over(r, measure)[0].masked_fill(r.ended, 0.0)
 
     def gradients(self, model: nn.Module, r: Rollout, rows: Tensor) -> dict[str, float]:
         """Backward through every micro-batch of a mini-batch; returns the sums to log, over all
@@ -321,16 +363,20 @@ class PPOTrainer(UpdateTrainer):
         sums: dict[str, Any] = defaultdict(float)
         warming = self.update_count < args.value_warmup_updates
         entropy = "learn" if args.entropy_coef and not warming else "look"
-        tokens = self.layout.sum(r.mask[rows].sum())
-        averaging = args.loss_aggregation, args.response_length
-        weights = loss_weights(r.mask, rows, *averaging, reduce=self.layout.sum)
+        drawn = r.policy_mask
+        tokens = self.layout.sum(drawn[rows].sum())
+        averaging = args.loss_aggregation, args.response_length * self.turns
+        weights = loss_weights(drawn, rows, *averaging, reduce=self.layout.sum)
+        value_weight: Any = 1.0
+        if r.valued is not None:
+            value_weight = tokens / self.layout.sum(r.valued[rows].sum())
         parts = self.forward.split(r, rows, args.per_device_train_batch_size)
         for i, part in enumerate(parts):
             micro_batch, last = r.select(part), i == len(parts) - 1
             with self.layout.accumulate(model, last):
                 now = self.forward(model, micro_batch, entropy, detach=warming)
                 loss, logged = ppo_loss(
-                    now, micro_batch, objective, value_only=warming, weights=weights[part]
+                    now, micro_batch, objective, warming, weights[part], value_weight
                 )
                 if not torch.isfinite(loss):
                     self.optimizer.zero_grad()

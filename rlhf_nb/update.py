@@ -17,9 +17,10 @@ from .estimators import ESTIMATORS, Reduce
 from .losses import explained_variance, mismatch
 from .packing import last_token, on_tokens, score_sums
 from .rollout import Rollout
+from .turns import keep_chosen, pick_chosen
 
 # %% auto #0
-__all__ = ['Objective', 'objective_at', 'charge', 'Metrics', 'update_metrics', 'engine_metrics']
+__all__ = ['STOP_REASONS', 'Objective', 'objective_at', 'charge', 'Metrics', 'update_metrics', 'engine_metrics']
 
 # %% ../nbs/reference/45_update.ipynb #a1a0a7f4
 @dataclass
@@ -87,12 +88,21 @@ class Objective:
     # Advantages
     advantage_estimator: Annotated[str, Among(ESTIMATORS)] = setting(
         "gae",
-        "gae, with a value model; rloo, grpo or dr_grpo: against the other responses to the prompt "
+        "gae, with a value model; gae_turns, where a whole turn is one action; rloo, grpo or dr_grpo: against the other responses to the prompt "
         "(num_generations); reinforce_pp: rewards to go over the batch's mean and deviation.",
         Facts("rewards", names=True),
     )
     gamma: Share = setting(1.0, "Discount per token.", "rewards")
+    gamma_turn: Share = setting(
+        1.0,
+        "Of several turns, with gae: discount from a turn to the next, which comes to gamma; with "
+        "gae_turns: the only one.",
+        Facts("rewards", critic=True),
+    )
     lam: Share = setting(0.95, "Lambda of GAE.", Facts("rewards", critic=True))
+    lam_turn: Share = setting(
+        0.95, "Lambda of gae_turns, from a turn to the next.", Facts("rewards", critic=True)
+    )
     lam_length_alpha: Positive | None = setting(
         None,
         "In place of lam: 1 - 1 / (lam_length_alpha * tokens) for each response, such as 0.05.",
@@ -193,6 +203,30 @@ def _of_token_scores(
     }
 
 
+def _of_turns(
+    r: Rollout,  # as of `keep_chosen`
+    total: Callable[[Tensor], float],  # sums over the ranks
+) -> dict[str, float]:  # nothing, where nothing answered
+    "What an environment paid an episode, its turns and their tokens, and how episodes ended."
+    if r.turn_rewards is None:
+        return {}
+    count = lambda x: total(torch.tensor(x, device=r.mask.device))
+    episodes, turns = count([1.0] * len(r)), total(r.turn_counts)
+    ends = {why: [why == x for x in r.stop_reason] for why in STOP_REASONS}
+    info = {name: x for name, x in r.columns.items() if name.startswith("info/")}
+    return {
+        "turns/return": total(r.turn_rewards) / episodes,
+        "turns/per_episode": turns / episodes,
+        "turns/tokens": total(r.mask) / turns,
+        "turns/stopped": total(r.turn_stopped) / turns,
+        **{f"turns/{why}": count(x) / episodes for why, x in ends.items()},
+        **{f"turns/{name}": count(x) / episodes for name, x in sorted(info.items())},
+    }
+
+
+STOP_REASONS = ("terminated", "truncated", "max_turns", "context")
+
+
 def update_metrics(
     r: Rollout,
     cfg: Objective,
@@ -200,7 +234,8 @@ def update_metrics(
     grad_norms: list[float],  # of each optimizer step
     reduce: Reduce = lambda x: x,
 ) -> Metrics:
-    "Means over real tokens or episodes of all ranks."
+    "Means over chosen tokens or episodes of all ranks."
+    r = keep_chosen(r)
 
     def total(x: Tensor) -> float:
         return reduce(x.sum() if x.device.type == "mps" else x.double().sum()).item()
@@ -212,7 +247,8 @@ def update_metrics(
     charge = cfg.kl_coef_of_rewards * kl
     explained = None  # without a value model
     if r.values is not None:
-        explained = float(explained_variance(r.values, r.returns, r.mask, reduce=reduce))
+        valued = r.mask if r.valued is None else r.valued
+        explained = float(explained_variance(r.values, r.returns, valued, reduce=reduce))
     values = {
         "objective/kl": kl,
         "objective/entropy": total(real(-r.logprobs)) / episodes,
@@ -235,6 +271,7 @@ def update_metrics(
         "val/explained_variance": explained,
         "tokens/response_length": total(r.mask) / episodes,
         **_of_token_scores(r, total),
+        **_of_turns(r, total),
     }
     metrics = Metrics({name: x for name, x in values.items() if x is not None})
     for name, column in r.columns.items():
@@ -255,6 +292,9 @@ def engine_metrics(
     largest: Reduce = lambda x: x,  # the largest of the ranks' numbers
 ) -> dict[str, float]:
     "Means over the tokens of all ranks, and the largest weight."
+    if r.chosen is not None:
+        engine_logprobs = pick_chosen(engine_logprobs, r.chosen)
+    r = keep_chosen(r)
     sums = mismatch(r.logprobs, engine_logprobs, r.mask, cap)
     most, tokens = largest(sums.pop("weight_max")), reduce(sums.pop("tokens"))
     means = {f"sampling/{name}": (reduce(x) / tokens).item() for name, x in sums.items()}

@@ -42,6 +42,7 @@ class Findings:
 
     separable: bool | None = None  # its body and its head, one after the other, give its logits
     cached: bool | None = None  # it can be sampled with a cache
+    continues: bool | None = None  # turns go on from one cache, in which shorter rows have holes
     mixes_rows: bool = False  # rows that lie end to end see each other
 
 
@@ -123,9 +124,46 @@ def _probe_cache(
     return cached, mixes
 
 
+FAILURES = AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
+
+
+def continues_cache(model: Any, gap: Callable[[Any], float]) -> bool:
+    """Whether turns go on from one cache, found out once a model. A sliding window counts the holes
+    that shorter rows leave in it, so a model that has one does not."""
+    inner = unwrap(model)
+    if not isinstance(inner, PreTrainedModel):
+        return True
+    found = _findings.setdefault(inner, Findings())
+    if found.continues is None:
+        window = getattr(inner.config.get_text_config(), "sliding_window", None)
+        found.continues = not window and _probe_turns(model, inner, gap)
+    return found.continues
+
+
+def _probe_turns(model: Any, inner: PreTrainedModel, gap: Callable[[Any], float]) -> bool:
+    "Whether a second turn has the logits of reading everything again, logged."
+    weight, was_training = next(model.parameters()), model.training
+    flash = "flash" in str(getattr(inner.config, "_attn_implementation", ""))
+    fine = weight.itemsize >= 4 and not flash
+    model.eval()
+    with torch.autocast(weight.device.type, enabled=False) if fine else nullcontext():
+        try:
+            apart = gap(model)
+        except FAILURES as error:
+            apart = math.inf
+            logger.info(f"{type(inner).__name__}: {type(error).__name__}: {error}")
+    model.train(was_training)
+    if apart > (limit := ROUNDING if fine else COARSE_ROUNDING):
+        logger.warning(
+            f"{type(inner).__name__}: a second turn cannot go on from the cache of the first "
+            f"(logits {apart:.2f} standard deviations off, limit {limit}): contexts are read again "
+            "from their beginning, which is slower."
+        )
+    return apart <= limit
+
+
 def _try_cache(gap: Callable[[bool], float], limit: float, name: str) -> bool:
     "With a cache if that is right, or without. Raises ValueError where neither is."
-    failures = AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
     reasons: list[str] = []
     for cached in (True, False):
         try:
@@ -133,7 +171,7 @@ def _try_cache(gap: Callable[[bool], float], limit: float, name: str) -> bool:
             reason = f"logits are {apart:.2f} standard deviations off"
         except torch.OutOfMemoryError:
             raise
-        except failures as error:
+        except FAILURES as error:
             apart, reason = math.inf, f"{type(error).__name__}: {' '.join(str(error).split())}"
         if apart <= limit:
             if not cached:

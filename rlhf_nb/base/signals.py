@@ -39,6 +39,23 @@ def check_share(name: str, x: float) -> None:
         raise ValueError(f"{name}={x}: give a number from 0 to 1.")
 
 
+def check_discount(
+    gamma: float | Tensor,  # one for all tokens, or [B, T]
+    mask: Tensor,  # [B, T] true on real tokens
+) -> None:
+    "Raises ValueError unless every discount of a real token is from 0 to 1."
+    if not isinstance(gamma, Tensor):
+        return check_share("gamma", gamma)
+    if gamma.shape != mask.shape:
+        raise ValueError(
+            f"gamma {list(gamma.shape)}: give one number, or one for each token, "
+            f"{list(mask.shape)}."
+        )
+    of_tokens = gamma[mask.bool()]
+    for x in of_tokens[~((of_tokens >= 0) & (of_tokens <= 1))][:1].tolist():
+        check_share("gamma", x)
+
+
 def check_lambda(
     lam: float | Tensor,  # one for all rows, or [B]
     rows: int,  # B

@@ -110,6 +110,22 @@ class PPOConfig(Objective, CheckedArguments):
         None, "A response ends where one of these texts is complete.", Facts("sampling", names=True)
     )
 
+    # Turns
+    max_turns: Count = setting(
+        8, "Most turns of an episode, where an environment answers.", Facts("sampling", names=True)
+    )
+    max_episode_length: Count | None = setting(
+        None,
+        "Most tokens of an episode behind its prompt, the policy's and the environment's. None: as "
+        "many as the models have positions for.",
+        Facts("sampling", names=True),
+    )
+    environment_timeout: Positive | None = setting(
+        None,
+        "Seconds that an environment may take for one answer; then the run ends. None: no limit.",
+        Facts("sampling", unreplayed=True),
+    )
+
     # The run
     learning_rate: NotNegative = setting(3e-06, "Peak learning rate of the policy.")
     value_learning_rate: NotNegative | None = setting(
@@ -430,6 +446,10 @@ def check_estimator(
         for part, given in of_critic.items():
             if given:
                 raise ValueError(f"{part} is given: {no_critic}.")
+    for setting_name, default in (("gamma", 1.0), ("lam_length_alpha", None)):
+        if estimator.by_turn and getattr(args, setting_name) != default:
+            wanted = f"{name} has gamma_turn and lam_turn in its place; leave it at {default}"
+            refuse(args, setting_name, wanted)
     if args.importance_level == "sequence" and not estimator.group:
         grouped = ", ".join(name for name, estimator in ESTIMATORS.items() if estimator.group)
         wanted = (

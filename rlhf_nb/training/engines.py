@@ -6,7 +6,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -16,8 +16,10 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rlhf_nb.base.opened import unwrap
 from rlhf_nb.base.sharding import full_tensor, gather_weights, is_sharded
+from rlhf_nb.masks import left_pad
 from rlhf_nb.packing import check_left_padded
-from rlhf_nb.rollout import Sample, Sampling, sample
+from rlhf_nb.rollout import Sample, sample
+from rlhf_nb.sampling import Conversation, Sampling, goes_on
 
 VLLM = "0.33"  # the releases that VLLMEngine was written for
 
@@ -36,6 +38,87 @@ class Engine(Protocol):
 
     def close(self) -> None:
         "Free its memory and connections."
+
+
+class Talk:
+    "Conversations that an engine writes in, turn after turn, each context read from its beginning."
+
+    def __init__(
+        self,
+        draw: Callable[[Tensor, Tensor, Sampling], tuple[Sample, Tensor | None]],  # as `generate`
+        prompts: Sequence[list[int]],
+        settings: Sampling,
+        device: torch.device,
+    ) -> None:
+        self.draw, self.settings, self.device = draw, settings, device
+        self.contexts = [*prompts]
+
+    def write(self) -> tuple[Sample, Tensor | None]:
+        "A turn of each conversation."
+        ids, mask = left_pad(self.contexts, self.settings.pad_id)
+        return self.draw(ids.to(self.device), mask.to(self.device), self.settings)
+
+    def answer(self, rows: Sequence[int], more: Sequence[list[int]]) -> None:
+        "Go on with some of them: what each wrote last, and what was answered."
+        self.contexts = [self.contexts[i] + new for i, new in zip(rows, more)]
+
+
+class CachedTalk(Talk):
+    "The same from the model's cache: a turn reads what is new alone."
+
+    def __init__(
+        self,
+        model: Any,
+        prompts: Sequence[list[int]],
+        settings: Sampling,
+        device: torch.device,
+        rows: int,  # most conversations in one batch
+    ) -> None:
+        self.model, self.settings, self.device = model, settings, device
+        self.parts: list[Conversation] = []
+        for i in range(0, len(prompts), rows):
+            ids, mask = self._padded(prompts[i : i + rows])
+            self.parts.append(Conversation(model, ids, mask))
+
+    def _padded(self, rows: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+        ids, mask = left_pad([*rows], self.settings.pad_id)
+        return ids.to(self.device), mask.to(self.device)
+
+    def write(self) -> tuple[Sample, None]:
+        "A turn of each conversation."
+        drawn = [
+            sample(self.model, part.unread, part.unread_mask, self.settings, writing=part)
+            for part in self.parts
+        ]
+        both = Sample(*map(torch.cat, zip(*drawn)))
+        self.lengths = both.mask.sum(1).tolist()
+        return both, None
+
+    def answer(self, rows: Sequence[int], more: Sequence[list[int]]) -> None:
+        "Go on with some of them: what each wrote last, and what was answered."
+        parts, start = [], 0
+        for part in self.parts:
+            size = len(part.mask)
+            new = {i - start: x for i, x in zip(rows, more) if start <= i < start + size}
+            # all that was written is in the cache but its last token
+            unread = [x[self.lengths[i + start] - 1 :] for i, x in new.items()]
+            start += size
+            if new:
+                part.go_on(torch.tensor([*new], device=self.device), *self._padded(unread))
+                parts.append(part)
+        self.parts = parts
+
+
+@contextmanager
+def converse(
+    engine: Engine, prompts: Sequence[list[int]], settings: Sampling, device: torch.device
+) -> Iterator[Talk]:
+    "Conversations of any engine; our own keeps its cache from turn to turn."
+    if isinstance(engine, CachedEngine):
+        with engine.converse(prompts, settings, device) as talk:
+            yield talk
+    else:
+        yield Talk(engine.generate, prompts, settings, device)
 
 
 class CachedEngine:
@@ -61,11 +144,27 @@ class CachedEngine:
         if self.model is None:
             raise RuntimeError("the engine has no weights yet: call sync(model) before generate.")
         with self.around():
-            parts = [
-                sample(self.model, ids, mask, settings)
-                for ids, mask in zip(prompt_ids.split(self.rows), prompt_mask.split(self.rows))
-            ]
+            return self._draw(prompt_ids, prompt_mask, settings)
+
+    def _draw(
+        self, prompt_ids: Tensor, prompt_mask: Tensor, settings: Sampling
+    ) -> tuple[Sample, None]:
+        parts = [
+            sample(self.model, ids, mask, settings)
+            for ids, mask in zip(prompt_ids.split(self.rows), prompt_mask.split(self.rows))
+        ]
         return Sample(*map(torch.cat, zip(*parts))), None
+
+    @contextmanager
+    def converse(
+        self, prompts: Sequence[list[int]], settings: Sampling, device: torch.device
+    ) -> Iterator[Talk]:
+        "Turns that go on from one cache, or, where the model cannot, are read again."
+        with self.around():
+            if goes_on(self.model):
+                yield CachedTalk(self.model, prompts, settings, device, self.rows)
+            else:
+                yield Talk(self._draw, prompts, settings, device)
 
     def close(self) -> None:
         self.model = None

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 
@@ -395,6 +396,14 @@ class Layout:
     def own_stream(self, *key: int) -> AbstractContextManager:
         "The same where there are several ranks; in a run of one process nothing changes."
         return self.stream(*key) if self.processes > 1 else nullcontext()
+
+    def known_everywhere(self, columns: dict[str, Any], kind: str) -> dict[str, Any]:
+        "Without the columns whose names begin so and that another rank lacks."
+        if self.processes == 1:
+            return columns
+        names = [name for name in columns if name.startswith(kind)]
+        missing = {*names} - set.intersection(*map(set, gather_object([names])))
+        return {name: x for name, x in columns.items() if name not in missing}
 
     def in_step(self, model: nn.Module) -> AbstractContextManager:
         "Inside, all ranks call a sharded model equally often."

@@ -118,6 +118,7 @@ def collate_prompts(
     given = columns.get("prompt", ())
     talks = [x for x in given if not isinstance(x, str)] and list(given)  # of any prompt
     batch = dict(prompt_ids=ids, prompt_mask=mask, prompt=texts, conversations=talks)
+    batch["as_text"] = ["prompt" in columns] * len(rows)
     return batch | dict(settings=settings_of(columns) if talks else [], columns=others)
 
 

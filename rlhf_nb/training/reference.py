@@ -85,7 +85,14 @@ class Reference:
 
         def exact(model: nn.Module, part: Rollout) -> tuple[Tensor]:
             t = forward.temperature
-            kl = response_full_kl(policy, model, *part.sequences, temperature=t, ref_context=off)
+            kl = response_full_kl(
+                policy,
+                model,
+                *part.sequences,
+                temperature=t,
+                ref_context=off,
+                chosen=part.chosen,
+            )
             return (kl,)
 
         over = lambda model: forward.over(r, partial(exact, model))[0]

@@ -1,0 +1,83 @@
+"""What a chat template puts around an observation, so that a conversation goes on without being
+written again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_nb.base.encoding import Turns, join_answer, plain_ids, render
+
+ANSWERS = "Uvwx", "Qrstu"  # stand for what the policy and the world say; no template has them
+WORLDS = "Hijkl", "Zabc"
+
+
+@dataclass(frozen=True)
+class Frame:
+    "Texts around an observation. Of a prompt without a chat template both are empty."
+
+    before: str = ""  # from the end of an answer: its end mark, and what opens the next turn
+    after: str = ""  # what closes that turn, and opens an answer
+
+    def encode(
+        self,
+        observation: str,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_id: int | None = None,  # the stop token that the policy wrote; None: it wrote none
+    ) -> list[int]:
+        "The ids that follow an answer, up to where the policy goes on."
+        before = self.before
+        if stop_id is not None:  # what the policy wrote of the mark is not written again
+            before = before.removeprefix(str(tokenizer.decode([stop_id])))
+        return plain_ids([before + observation + self.after], tokenizer)[0]
+
+
+def observation_frame(
+    prompt: Turns,
+    tokenizer: PreTrainedTokenizerBase,
+    role: str = "user",  # who observes: user, or tool
+    **settings: Any,  # of the chat template
+) -> Frame:
+    """Read from the prompt with answers and observations that stand for any others. Raises
+    ValueError where the template writes them otherwise in another turn, or not at all."""
+    if isinstance(prompt, str):
+        return Frame()
+    turns: Any = list(prompt)
+    frames = set()
+    for answers, worlds in ((ANSWERS, WORLDS), (ANSWERS[::-1], WORLDS[::-1])):
+        turns = list(prompt)
+        for answer, world in zip(answers, worlds):
+            turns = [*join_answer(turns, answer), dict(role=role, content=world)]
+            frames.add(_last_frame(turns, (answer, world), tokenizer, role, settings))
+    if len(frames) == 1:
+        return frames.pop()
+    shown = " and ".join(repr((x.before, x.after)) for x in sorted(frames, key=str)[:2])
+    raise ValueError(
+        f"the chat_template does not put the same text around each observation of role {role!r} "
+        f"({shown}), so that a conversation cannot go on from the tokens that the policy wrote: "
+        "set a tokenizer.chat_template that writes every turn alike, or give text prompts."
+    )
+
+
+def _last_frame(
+    turns: Sequence[Any],
+    said: tuple[str, str],  # the last answer, and what is observed
+    tokenizer: PreTrainedTokenizerBase,
+    role: str,
+    settings: dict[str, Any],
+) -> Frame:
+    "What stands around the last observation of a conversation."
+    what = f"a conversation that goes on behind an observation of role {role!r}"
+    text = render(turns, tokenizer, what, **{**settings, "add_generation_prompt": True})
+    (answer, world), places = said, [text.count(x) for x in said]
+    if places != [1, 1] or text.index(answer) > text.index(world):
+        raise ValueError(
+            f"the chat_template writes an answer {places[0]} times and an observation of role "
+            f"{role!r} {places[1]} times, expected once each, in this order: give the environment "
+            "another role, set another tokenizer.chat_template, or give text prompts."
+        )
+    before, after = text.split(answer)[1].split(world)
+    return Frame(before, after)
