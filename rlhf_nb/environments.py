@@ -40,8 +40,8 @@ def guess_number(
     base: int = 10,  # in which guesses are written
     answers: tuple[str, str, str] = ("low", "high", "right"),
 ) -> Callable[[], GuessNumber]:
-    """A number from 1 to n in so many turns. Bisection is best: it wins min(1, (2 ** turns - 1) / n)
-    of all games."""
+    """A number from 1 to n in so many turns. Bisection is best: it wins min(1, (2 ** turns - 1) /
+    n) of all games."""
     return lambda: GuessNumber(n, turns, base, answers)
 
 
@@ -82,7 +82,8 @@ class Walk:
         self.steps += 1
         ways = dict(n=(0, 1), s=(0, -1), e=(1, 0), w=(-1, 0))
         way = ways.get(action.strip().lower()[:1], (0, 0))
-        self.place = tuple(min(max(a + b, 0), self.size - 1) for a, b in zip(self.place, way))
+        east, north = (min(max(a + b, 0), self.size - 1) for a, b in zip(self.place, way))
+        self.place = east, north
         won = self.place == self.goal
         ended = won or self.steps == self.turns
         return self.look(), float(won), ended, False, dict(steps=self.steps, won=won)

@@ -37,7 +37,7 @@ from .rollout import Rollout
 from .scoring import score_ids, score_rollout, score_texts, score_tokens, step_ends
 from .training.config import PPOConfig
 from .training.layout import Layout, Measure, Placed, unshard_root
-from .training.model_loading import load_scorer, load_whole
+from .training.model_loading import load_scorer, load_tokenizer, load_whole
 from .turns import check_paid_on, keep_chosen, paid_turns, pick_chosen, until_last_chosen
 
 # %% auto #0
@@ -521,9 +521,12 @@ def ensemble_of(args: PPOConfig) -> Ensemble | None:
 def judges_of(
     args: PPOConfig,
     given: Any,  # a model, its name, a function, or a list of these
-    tokenizer: PreTrainedTokenizerBase | None = None,  # of the models, if not the policy's
-    alone: bool = True,  # False: an environment pays too
+    tokenizer: Any = None,  # of the models, if not the policy's; or its folder
+    environment: Any = None,  # that pays too, and then there may be no judge
 ) -> Judges:
     "The judges of a run. Raises ValueError where they do not go together."
     level = args.reward_level, args.step_separator
-    return Judges(given, args.reward_weights, tokenizer, ensemble_of(args), *level, alone)
+    tokenizer = None if tokenizer is None else load_tokenizer(tokenizer)
+    return Judges(
+        given, args.reward_weights, tokenizer, ensemble_of(args), *level, environment is None
+    )

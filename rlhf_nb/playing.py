@@ -29,11 +29,12 @@ from .reward_functions import is_score
 from .rollout import Sample, texts_of
 from .sampling import Sampling
 from .training.engines import CachedEngine, Engine, converse
-from .training.prompts import PromptReader
+from .training.layout import Layout
+from .training.prompts import sets_of
 
 # %% auto #0
 __all__ = ['Environment', 'Episode', 'watched', 'check_step', 'world_seed', 'reset_environment', 'put_behind', 'play', 'answer',
-           'final_reward', 'as_fields', 'info_columns', 'Player', 'set_turns', 'make_player', 'try_turns']
+           'final_reward', 'as_fields', 'info_columns', 'Player', 'set_turns', 'make_player']
 
 # %% ../nbs/reference/65_playing.ipynb #2c6ac86f
 class Environment(Protocol):
@@ -53,7 +54,7 @@ class Episode:
 
     environment: Any
     place: int  # of the episode in its batch
-    frame: Frame = Frame()
+    frame: Frame = field(default_factory=Frame)
     ids: list[int] = field(default_factory=list)  # behind the first prompt
     chosen: list[bool] = field(default_factory=list)  # true on those that the policy drew
     turn: list[int] = field(default_factory=list)  # to which each belongs
@@ -266,7 +267,8 @@ def final_reward(episode: Episode, timeout: float | None = None) -> float:
         reward = episode.environment.get_reward()
     if not is_score(reward):
         raise ValueError(
-            f"{episode.where()}: get_reward returned {reprlib.repr(reward)}: return a finite number."
+            f"{episode.where()}: get_reward returned {reprlib.repr(reward)}: return a finite "
+            "number."
         )
     return float(reward)
 
@@ -329,6 +331,7 @@ class Player:
         positions: int | None = None,  # of the models; None: no limit
         timeout: float | None = None,  # seconds of an answer
         check: Callable[[list[int]], None] = lambda lengths: None,  # of the prompts' lengths
+        group: int = 1,  # episodes of each prompt in an update
     ):
         if not callable(factory):
             raise ValueError(
@@ -342,6 +345,7 @@ class Player:
             )
         self.factory, self.tokenizer, self.settings = factory, tokenizer, settings
         self.max_turns, self.timeout, self.check = max_turns, timeout, check
+        self.group = group
         limits = (sys.maxsize if x is None else x for x in (max_length, positions))
         self.max_length, self.positions = limits
 
@@ -367,11 +371,11 @@ class Player:
         seeds: Sequence[int],  # of each episode
         size: int,  # episodes in a row that share their prompt and their world
     ) -> tuple[list[Episode], dict[str, Any]]:  # episodes; the batch, with what the worlds say
-        "Environments that have begun. Raises ValueError where those of one prompt begin otherwise."
+        "Environments that have begun. Raises ValueError where those of a prompt begin otherwise."
         count = len(batch["prompt"])
         talks = batch.get("conversations") or batch["prompt"]
         options = batch.get("settings") or [{}] * count
-        episodes, texts, prompts = [], [], []
+        episodes, texts, prompts = list[Episode](), list[str](), list[Any]()
         for i, (talk, option, seed) in enumerate(zip(talks, options, seeds)):
             environment = self.make()
             own = {name: column[i] for name, column in batch.get("columns", {}).items()}
@@ -380,8 +384,8 @@ class Player:
             if i > first and text != texts[first]:
                 raise ValueError(
                     f"{type(environment).__name__} of episode {i} began with {reprlib.repr(text)} "
-                    f"and episode {first} of the same prompt with {reprlib.repr(texts[first])}: the "
-                    "num_generations episodes of a prompt meet the same world. Draw it from the "
+                    f"and episode {first}, of the same prompt, with {reprlib.repr(texts[first])}: "
+                    "the num_generations episodes of a prompt meet the same world. Draw it from the "
                     "argument seed of reset, or from the row's columns."
                 )
             role = getattr(environment, "role", "user")
@@ -411,6 +415,24 @@ class Player:
             "prompt_ids": ids,
             "prompt_mask": mask,
         }
+
+    def update(
+        self,
+        engine: Engine,  # with the policy's weights
+        batch: Mapping[str, Any],  # this rank's
+        seed: int,  # of the run
+        update: int,
+        rank: int,
+        layout: Layout,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:  # the batch; fields of `Rollout`
+        "A batch of an update: a world is that of the run, the update and the prompt's place in it."
+        rows = len(batch["prompt"])
+        places = [(rank * rows + i) // self.group for i in range(rows)]
+        seeds = [world_seed(seed, update, place) for place in places]
+        begun, drawn = self(engine, batch, seeds, self.group, layout.device)
+        drawn["columns"] = layout.known_everywhere(drawn["columns"], "info/")
+        inputs = {k: begun[k].to(layout.device) for k in ("prompt_ids", "prompt_mask")}
+        return begun, inputs | drawn
 
     def __call__(
         self,
@@ -477,22 +499,20 @@ def set_turns(
 
 def make_player(
     factory: Any,  # of environments; None: of one turn
-    args: Any,  # PPOConfig
-    reader: PromptReader,
-    settings: Sampling,
+    trainer: Any,  # PPOTrainer, with its data
 ) -> Player | None:
-    "Who plays the episodes of a run; None where nothing answers."
+    """Who plays the episodes of a run; None where nothing answers. Raises ValueError now, and not
+    in the first rollout, where a conversation cannot go on."""
     if factory is None:
         return None
+    args, reader, settings = trainer.args, trainer.prompts, trainer.sampling_settings
     configs = (unwrap(model).config.get_text_config() for _, model in reader.models)
     known = [getattr(config, "max_position_embeddings", None) for config in configs]
     positions = min((x for x in known if x), default=None)
     limits = args.max_turns, args.max_episode_length, positions, args.environment_timeout
-    return Player(factory, reader.tokenizer, settings, *limits, reader.check_lengths)
-
-
-def try_turns(player: Player | None, *sets: Any) -> None:
-    "Raises ValueError now, and not in the first rollout, where a conversation cannot go on."
-    for data in sets:
-        if player is not None and data is not None and "prompt" in data.column_names:
+    group = args.num_generations
+    player = Player(factory, reader.tokenizer, settings, *limits, reader.check_lengths, group)
+    for data in (trainer.train_dataset, *sets_of(trainer.eval_dataset).values()):
+        if data is not None and "prompt" in data.column_names:
             player.try_frame(data[0]["prompt"], template_settings(data[0]))
+    return player

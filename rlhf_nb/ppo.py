@@ -29,7 +29,7 @@ from .shaping import clip_scores, penalize_missing_eos, replace_missing_eos, sha
 from rlhf_nb.turns import (
     keep_chosen,
     pick_chosen,
-    put_back,
+    put_fields_back,
     spread_turns,
     sum_turns,
     turn_discounts,
@@ -146,8 +146,7 @@ def estimate_advantages(
     if r.chosen is not None:
         settings: dict[str, Any] = dict(num_generations=num_generations, last_value=last_value)
         made = estimate_advantages(keep_chosen(r), cfg, **settings, reduce=reduce)
-        named = {name: getattr(made, name) for name in MADE_HERE}
-        return r.with_(**{k: put_back(x, r.chosen) for k, x in named.items() if x is not None})
+        return put_fields_back(r, **{name: getattr(made, name) for name in MADE_HERE})
     estimator = ESTIMATORS[cfg.advantage_estimator]
     if estimator.critic:
         return with_advantages(r, cfg, last_value=last_value, reduce=reduce)
@@ -202,7 +201,8 @@ def ppo_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:  # the loss; sums over tokens to log, "tokens" among them
     "Sum of the loss over the real tokens of some rows. Schulman et al. 2017, eq. 7 and 9."
     if r.chosen is not None:
-        now = Forwarded(*(None if x is None else pick_chosen(x, r.chosen) for x in now))
+        at: Any = (None if x is None else pick_chosen(x, r.chosen) for x in now)
+        now = Forwarded(*at)
         r = keep_chosen(r)
     clip = cfg.cliprange, cfg.cliprange_high
     new, old, weighted = now.logprobs, r.logprobs, r.advantages * weights

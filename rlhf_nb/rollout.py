@@ -159,9 +159,9 @@ class Rollout:
     engine_logprobs: Tensor | None = None  # [B, T] of the engine that drew the tokens, if another
     # Of several turns: what the policy drew, and what an environment answered
     chosen: Tensor | None = None  # [B, T] true on tokens that the policy drew; None: on all of mask
-    turn: Tensor | None = None  # [B, T] int16: the turn that the token belongs to, from 0
-    turn_stopped: Tensor | None = None  # [B, K] true where the turn reached its stop token
-    turn_rewards: Tensor | None = None  # [B, K] of the environment, 0 behind the last turn
+    turn: Tensor = LATER  # [B, T] int16: the turn that the token belongs to, from 0
+    turn_stopped: Tensor = LATER  # [B, K] true where the turn reached its stop token
+    turn_rewards: Tensor = LATER  # [B, K] of the environment, 0 behind the last turn
     valued: Tensor | None = None  # [B, T] true where V has a target; None: on chosen tokens
     stop_reason: list[str] = field(
         default_factory=list

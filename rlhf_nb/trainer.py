@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ from .judges import Answers, judges_of
 from .kl import estimate_kl
 from .masks import only_real
 from .packing import score_sums
-from .playing import make_player, set_turns, try_turns, world_seed
+from .playing import make_player, set_turns
 from .ppo import estimate_advantages, final_scores, mini_batches, ppo_loss
 from .rollout import Rollout, Sample, texts_of
 from rlhf_nb.training.build import (
@@ -45,7 +45,7 @@ from rlhf_nb.training.build import (
 from .training.compat import old_names, refuse_step
 from .training.completions import Completions, complete, join_ranks, report_completions
 from .training.config import PPOConfig, check_args, check_estimator
-from .training.engines import CachedEngine, Engine, VLLMEngine
+from .training.engines import CachedEngine, Engine, VLLMEngine, synced
 from .training.layout import layer_by_layer
 from .training.loop import UpdateTrainer
 from .training.model_loading import load_tokenizer
@@ -66,10 +66,10 @@ from .training.saving import save_rollout
 from .update import Metrics, Objective, charge, engine_metrics, objective_at, update_metrics
 
 logger = logging.get_logger(__name__)
-from .turns import keep_chosen, put_back, reached_stops
+from .turns import keep_chosen, put_fields_back, reached_stops, tokens_per_target
 
 # %% auto #0
-__all__ = ['logger', 'make_engine', 'PPOTrainer', 'Evaluator']
+__all__ = ['logger', 'make_engine', 'PPOTrainer', 'draw', 'Evaluator']
 
 # %% ../nbs/reference/48_trainer.ipynb #79072e08
 def make_engine(
@@ -132,9 +132,7 @@ class PPOTrainer(UpdateTrainer):
         if reward_model is None and environment_factory is None:
             reward_model = args.reward_model_path
         tokenizer = load_tokenizer(model if processing_class is None else processing_class)
-        other = reward_processing_class
-        other = None if other is None else load_tokenizer(other)
-        judges = judges_of(args, reward_model, other, environment_factory is None)
+        judges = judges_of(args, reward_model, reward_processing_class, environment_factory)
         policy = build_policy(args, tokenizer, model, peft_config)
         self.ref_model = build_reference(args, tokenizer, policy, model, ref_model)
         fit_judges(args, tokenizer, judges, embedding_rows(policy))
@@ -147,8 +145,6 @@ class PPOTrainer(UpdateTrainer):
         train_dataset = self.prompts.load(train_dataset, "train_dataset")
         eval_dataset = self.prompts.load(eval_dataset, "eval_dataset")
         judges.check_columns(train_dataset, *sets_of(eval_dataset).values())
-        self.player = make_player(environment_factory, args, self.prompts, self.sampling_settings)
-        try_turns(self.player, train_dataset, *sets_of(eval_dataset).values())
         super().__init__(
             switch_off_noise(pair),
             args,
@@ -161,7 +157,7 @@ class PPOTrainer(UpdateTrainer):
             optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
         )
         self.engine = make_engine(args, policy, tokenizer, self.sampling)
-        self.evaluator = Evaluator(self)
+        self.evaluator, self.player = Evaluator(self), make_player(environment_factory, self)
         judges.place(self.layout)
         placed = None if self.ref_model is None else self.layout.place(self.ref_model)
         self.reference = Reference(lambda: self.policy, args.ref_adapter_name, placed)
@@ -199,7 +195,7 @@ class PPOTrainer(UpdateTrainer):
         self.layout.check_ready(self.prepared)
         batch = as_batch(batch, tokenizer, args.num_generations, self.prompts.check_lengths)
         with self.layout.own_stream(args.seed, self.update_count):
-            batch, drawn = self.draw(batch)
+            batch, drawn = draw(self, batch)
         r = Rollout(
             prompts=batch["prompt"],
             conversations=batch.get("conversations", []),
@@ -242,10 +238,7 @@ class PPOTrainer(UpdateTrainer):
         raw = raw if paid is None else raw.nan_to_num(0.0)
         settings = self.args, self.moments, self.layout.sum, drawn.mask
         final = final_scores(raw, reached_stops(drawn), *settings)
-        made = dict(raw_scores=raw, scores=final, paid=paid)
-        if r.chosen is not None:
-            made = {name: put_back(x, r.chosen) for name, x in made.items()}
-        return r.with_(**made)
+        return put_fields_back(r, raw_scores=raw, scores=final, paid=paid)
 
     @torch.no_grad()
     def advantages(self, r: Rollout) -> Rollout:
@@ -284,52 +277,15 @@ class PPOTrainer(UpdateTrainer):
 
     # ---- the parts of it ----
 
-    @property
-    def turns(self) -> int:
-        "Most turns of an episode: one, unless something answers."
-        return 1 if self.player is None else self.args.max_turns
-
     def objective_for(self, r: Rollout) -> Objective:
         "What an update on a rollout optimises: the settings, and the kl_coef that it was charged."
         charged = r.objective or dict(kl_coef=self.controller.value)  # None: made by hand
         return objective_at(self.args, charged["kl_coef"])
 
-    def draw(self, batch: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        "What the policy draws, as fields of a rollout; and the batch, to which worlds may have added."
-        args, device = self.args, self.layout.device
-        if self.player is not None:
-            with self.fresh_engine() as engine:
-                seeds = self.world_seeds(len(batch["prompt_ids"]))
-                batch, drawn = self.player(engine, batch, seeds, args.num_generations, device)
-            drawn["columns"] = self.layout.known_everywhere(drawn["columns"], "info/")
-        ids, mask = (batch[name].to(device) for name in ("prompt_ids", "prompt_mask"))
-        if self.player is None:
-            sampled, logprobs = self.sample(ids, mask)
-            texts = texts_of(self.processing_class, sampled, self.sampling_settings.stop_ids)
-            drawn = dict(zip(("responses", "tokens"), texts)) | sampled._asdict()
-            drawn["engine_logprobs"] = logprobs
-        return batch, dict(prompt_ids=ids, prompt_mask=mask) | drawn
-
-    def world_seeds(self, rows: int) -> list[int]:
-        "Of each episode's environment: of the run, the update and the prompt's place in it."
-        size, first = self.args.num_generations, self.args.process_index * rows
-        key = self.args.seed, self.update_count
-        return [world_seed(*key, (first + i) // size) for i in range(rows)]
-
-    @contextmanager
-    def fresh_engine(self) -> Iterator[Engine]:
-        "Inside, the engine has the policy's weights."
-        policy = self.pair.policy
-        policy.eval()  # a layer that recomputes its activations refuses a cache while it trains
-        self.engine.sync(policy)
-        yield self.engine
-        policy.train()
-
     def sample(self, prompt_ids: Tensor, prompt_mask: Tensor) -> tuple[Sample, Tensor | None]:
         "Responses, cut to the longest, and the engine's own log-probs if it has any."
-        with self.fresh_engine() as engine:
-            settings = self.sampling_settings
-            sampled, logprobs = engine.generate(prompt_ids, prompt_mask, settings)
+        with synced(self.engine, self.pair.policy) as engine:
+            sampled, logprobs = engine.generate(prompt_ids, prompt_mask, self.sampling_settings)
         width = int(sampled.mask.sum(1).max())
         sampled = Sample(sampled.response_ids[:, :width], sampled.mask[:, :width], sampled.stopped)
         return sampled, None if logprobs is None else logprobs[:, :width]
@@ -365,11 +321,10 @@ class PPOTrainer(UpdateTrainer):
         entropy = "learn" if args.entropy_coef and not warming else "look"
         drawn = r.policy_mask
         tokens = self.layout.sum(drawn[rows].sum())
-        averaging = args.loss_aggregation, args.response_length * self.turns
+        length = args.response_length * (1 if self.player is None else args.max_turns)
+        averaging = args.loss_aggregation, length
         weights = loss_weights(drawn, rows, *averaging, reduce=self.layout.sum)
-        value_weight: Any = 1.0
-        if r.valued is not None:
-            value_weight = tokens / self.layout.sum(r.valued[rows].sum())
+        value_weight = tokens_per_target(r, rows, self.layout.sum)
         parts = self.forward.split(r, rows, args.per_device_train_batch_size)
         for i, part in enumerate(parts):
             micro_batch, last = r.select(part), i == len(parts) - 1
@@ -471,6 +426,21 @@ class PPOTrainer(UpdateTrainer):
         return metrics
 
 # %% ../nbs/reference/48_trainer.ipynb #e7a10002
+def draw(trainer: PPOTrainer, batch: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    "The batch, with what worlds began with; what the policy draws, as fields of a rollout."
+    args, device = trainer.args, trainer.layout.device
+    if trainer.player is not None:
+        of_update = args.seed, trainer.update_count, args.process_index
+        with synced(trainer.engine, trainer.pair.policy) as engine:
+            return trainer.player.update(engine, batch, *of_update, trainer.layout)
+    ids, mask = (batch[name].to(device) for name in ("prompt_ids", "prompt_mask"))
+    sampled, logprobs = trainer.sample(ids, mask)
+    made = texts_of(trainer.processing_class, sampled, trainer.sampling_settings.stop_ids)
+    texts = dict(zip(("responses", "tokens"), made))
+    drawn = dict(prompt_ids=ids, prompt_mask=mask, engine_logprobs=logprobs)
+    return batch, drawn | sampled._asdict() | texts
+
+
 class Evaluator:
     """What a trainer's policy writes to evaluation prompts, near-greedy and by a fixed seed, and
     what the judges give for it."""

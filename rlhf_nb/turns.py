@@ -5,6 +5,7 @@
 # %% ../nbs/course/15_turns.ipynb #f3b02d9b
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -14,8 +15,9 @@ from torch import Tensor
 from .rollout import Rollout
 
 # %% auto #0
-__all__ = ['BESIDE', 'pick_chosen', 'put_back', 'keep_chosen', 'turn_ends', 'turn_starts', 'turn_discounts', 'sum_turns',
-           'spread_turns', 'paid_turns', 'reached_stops', 'until_last_chosen', 'check_paid_on']
+__all__ = ['BESIDE', 'pick_chosen', 'put_back', 'put_fields_back', 'keep_chosen', 'turn_ends', 'turn_starts', 'turn_discounts',
+           'sum_turns', 'spread_turns', 'paid_turns', 'tokens_per_target', 'reached_stops', 'until_last_chosen',
+           'check_paid_on']
 
 # %% ../nbs/course/15_turns.ipynb #5734761b
 def pick_chosen(
@@ -37,6 +39,16 @@ def put_back(
     "Each number on its own token again."
     real = torch.arange(x.shape[1], device=x.device) < chosen.sum(1, keepdim=True)
     return x.new_zeros(chosen.shape).masked_scatter(chosen, x[real])
+
+
+def put_fields_back(
+    r: Rollout,  # of any number of turns
+    **made: Tensor | None,  # fields of the record that `keep_chosen` makes of it; None: not set
+) -> Rollout:  # the whole record, with these fields
+    "What the algorithm found out, put on the tokens that it is about."
+    if r.chosen is None:
+        return r.with_(**made)
+    return r.with_(**{k: put_back(x, r.chosen) for k, x in made.items() if x is not None})
 
 # %% ../nbs/course/15_turns.ipynb #fe73db33
 def keep_chosen(
@@ -115,6 +127,18 @@ def paid_turns(
     "What the environment paid for each turn, 0 too, on the turn's last chosen token."
     rewards = spread_turns(r.turn_rewards, r.turn, r.mask)
     return rewards.masked_fill(~turn_ends(r.turn, r.mask), float("nan"))
+
+
+def tokens_per_target(
+    r: Rollout,  # of any number of turns
+    rows: Tensor,  # of a mini-batch
+    reduce: Callable[[Tensor], Tensor],  # sums over ranks
+) -> Tensor | float:
+    "Chosen tokens of a mini-batch over its targets of the value model: 1 unless turns are actions."
+    if r.valued is None:
+        return 1.0
+    tokens, targets = reduce(torch.stack([x[rows].sum() for x in (r.policy_mask, r.valued)]))
+    return tokens / targets
 
 
 def reached_stops(

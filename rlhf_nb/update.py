@@ -88,7 +88,8 @@ class Objective:
     # Advantages
     advantage_estimator: Annotated[str, Among(ESTIMATORS)] = setting(
         "gae",
-        "gae, with a value model; gae_turns, where a whole turn is one action; rloo, grpo or dr_grpo: against the other responses to the prompt "
+        "gae, with a value model; gae_turns: the same with a whole turn as one action; rloo, grpo "
+        "or dr_grpo: against the other responses to the prompt "
         "(num_generations); reinforce_pp: rewards to go over the batch's mean and deviation.",
         Facts("rewards", names=True),
     )

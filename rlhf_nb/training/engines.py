@@ -170,6 +170,15 @@ class CachedEngine:
         self.model = None
 
 
+@contextmanager
+def synced(engine: Engine, policy: nn.Module) -> Iterator[Engine]:
+    "Inside, the engine has the policy's weights, and the policy is not in training."
+    policy.eval()  # a layer that recomputes its activations refuses a cache while it trains
+    engine.sync(policy)
+    yield engine
+    policy.train()
+
+
 class Answer(NamedTuple):
     "One response, as an engine returns it."
 
