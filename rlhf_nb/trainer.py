@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from .judges import Answers, judges_of
 from .kl import estimate_kl
 from .masks import only_real
 from .packing import score_sums
-from .playing import make_player, set_turns
+from .playing import Player, make_player, set_turns, world_seed
 from .ppo import estimate_advantages, final_scores, mini_batches, ppo_loss
 from .rollout import Rollout, Sample, texts_of
 from rlhf_nb.training.build import (
@@ -43,7 +44,14 @@ from rlhf_nb.training.build import (
     try_models,
 )
 from .training.compat import old_names, refuse_step
-from .training.completions import Completions, complete, join_ranks, report_completions
+from rlhf_nb.training.completions import (
+    Completions,
+    as_completions,
+    complete,
+    join_parts,
+    join_ranks,
+    report_completions,
+)
 from .training.config import PPOConfig, check_args, check_estimator
 from .training.engines import CachedEngine, Engine, VLLMEngine, synced
 from .training.layout import layer_by_layer
@@ -492,20 +500,41 @@ class Evaluator:
         if shared:
             data = data.select(range(args.process_index, len(data), args.world_size))
         columns = prompt_columns(data)
-        answers = self.sample(columns, len(data), progress)
+        answers = self.sample(columns, data, progress)
         scores = self.score(data, columns, answers)
         shown = [*map(turns_text, columns.get("prompt", ()))] or answers.prompts
         scored = replace(answers, prompts=shown, ids=[], scores=scores)
         return join_ranks(gather_object([scored])) if shared else scored
 
-    def sample(self, columns: Mapping[str, Any], rows: int, progress: bool) -> Completions:
+    def play(self, player: Player, data: Dataset, progress: bool) -> Completions:
+        "One episode for each prompt, in a world that is the run's and the row's."
+        t, engine, size = self.trainer, self.trainer.engine, self.rows_at_a_time(len(data))
+        if self.own_sampler:  # its weights are gathered, once for all batches
+            engine = CachedEngine(size)
+        first, apart = (0, 1) if t.layout.zero3 else (t.args.process_index, t.layout.processes)
+        parts = []
+        for start in range(0, len(data), size):
+            places = range(start, min(start + size, len(data)))
+            batch = as_batch(data.select(places), t.processing_class)
+            seeds = [world_seed(t.args.seed, first + apart * i) for i in places]
+            with t.layout.stream(t.args.seed, start), synced(engine, t.policy):
+                begun, drawn = player(engine, batch, seeds, 1, t.layout.device, 0.01)
+            parts.append(as_completions(begun, drawn))
+            if progress:
+                self.count_batch()
+        return join_parts(parts)
+
+    def sample(self, columns: Mapping[str, Any], data: Dataset, progress: bool) -> Completions:
         "One answer to each prompt."
+        rows = len(data)
         t = self.trainer
         if not self.own_sampler:
             t.engine.sync(t.policy)
         with t.sampling() if self.own_sampler else nullcontext():
             if not rows:  # there may be fewer than ranks
                 return Completions([], [], [], [])
+            if t.player is not None:
+                return self.play(t.player, data, progress)
             texts, ids = read_prompts(columns, t.processing_class)
             answers = complete(
                 t.policy,
@@ -523,7 +552,9 @@ class Evaluator:
         return replace(answers, prompts=texts)
 
     def score(self, data: Dataset, columns: Mapping[str, Any], answers: Completions) -> list[float]:
-        "What the judges give for each answer."
+        "What the judges, and an environment, give for each answer."
+        if not self.trainer.judges.judges:
+            return answers.returns
         others = {name: data[name][:] for name in data.column_names if name not in columns}
         texts = Answers(
             answers.prompts,
@@ -535,4 +566,5 @@ class Evaluator:
             ids=answers.ids,
             lengths=answers.lengths,
         )
-        return self.trainer.judges.score_answers(texts, self.trainer.processing_class).tolist()
+        scores = self.trainer.judges.score_answers(texts, self.trainer.processing_class).tolist()
+        return [score + paid for score, paid in zip_longest(scores, answers.returns, fillvalue=0.0)]

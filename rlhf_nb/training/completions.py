@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -16,9 +16,10 @@ from transformers import PreTrainedTokenizerBase, StopStringCriteria
 from rlhf_nb.base.encoding import encode_prompts
 from rlhf_nb.base.terminal import terminal_text
 from rlhf_nb.masks import left_pad
-from rlhf_nb.rollout import Sample, Sampling, sample, texts_of
+from rlhf_nb.rollout import Rollout, Sample, Sampling, sample, texts_of
 from rlhf_nb.training.engines import Engine
 from rlhf_nb.training.reporting import report_table
+from rlhf_nb.turns import until_last_chosen
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,10 @@ class Completions:
     lengths: list[int]  # in tokens, with the stop token
     ids: list[list[int]] = field(default_factory=list)  # of prompt and answer, as they were sampled
     scores: list[float] = field(default_factory=list)  # of whoever scored them
+    # Where an environment answered:
+    turns: list[int] = field(default_factory=list)
+    returns: list[float] = field(default_factory=list)  # what it paid, over all turns
+    ends: list[str] = field(default_factory=list)  # why each episode ended
 
 
 def _sample_with_engine(
@@ -98,6 +103,31 @@ def complete(
     return Completions(prompt_texts, *(list(column) for column in zip(*in_order)))
 
 
+def as_completions(
+    begun: Mapping[str, Any],  # a batch of prompts, with what worlds began with
+    drawn: Mapping[str, Any],  # fields of `Rollout`
+) -> Completions:
+    "Episodes as completions: all that was said behind each prompt, up to the policy's last word."
+    r = until_last_chosen(Rollout(begun["prompt_ids"], begun["prompt_mask"], **drawn))
+    both = zip(r.prompt_ids, r.prompt_mask.bool(), r.response_ids, r.mask)
+    return Completions(
+        begun["prompt"],
+        r.responses,
+        r.stopped.tolist(),
+        r.mask.sum(1).tolist(),
+        [ids[real].tolist() + more[mask].tolist() for ids, real, more, mask in both],
+        turns=r.turn_counts.tolist(),
+        returns=r.turn_rewards.sum(1).tolist(),
+        ends=r.stop_reason,
+    )
+
+
+def join_parts(parts: Sequence[Completions]) -> Completions:
+    "One after the other."
+    names = [column.name for column in fields(Completions)]
+    return Completions(**{k: [x for part in parts for x in getattr(part, k)] for k in names})
+
+
 def join_ranks(
     parts: Sequence[Completions],  # of n ranks: prompts 0, n, 2n, ...; 1, n + 1, ...; and so on
 ) -> Completions:
@@ -120,13 +150,10 @@ def completions_table(
     completions: Completions,  # with their scores
 ) -> pd.DataFrame:  # columns query, model response, score
     "The table that an evaluation shows, logs and saves."
-    return pd.DataFrame(
-        {
-            "query": completions.prompts,
-            "model response": completions.texts,
-            "score": completions.scores,
-        }
-    )
+    columns: dict[str, list] = {"query": completions.prompts, "model response": completions.texts}
+    if completions.turns:
+        columns |= {"turns": completions.turns, "end": completions.ends}
+    return pd.DataFrame(columns | {"score": completions.scores})
 
 
 def print_table(
@@ -172,6 +199,9 @@ def report_completions(
         f"{prefix}_length": sum(completions.lengths) / len(frame),
         f"{prefix}_stopped": sum(completions.stopped) / len(frame),
     }
+    if completions.turns:
+        metrics[f"{prefix}_turns"] = sum(completions.turns) / len(frame)
+        metrics[f"{prefix}_return"] = sum(completions.returns) / len(frame)
     trainer.log(dict(metrics))
     report_table(trainer, f"completions-{kind}{of_set}", frame)
     return metrics
