@@ -6,12 +6,9 @@
 from __future__ import annotations
 
 import inspect
-import os
 import reprlib
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -20,21 +17,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from .base.encoding import encode_prompts, prompt_text, template_settings
-from .base.fields import check_fields
+from .base.encoding import encode_prompts, prompt_text
 from .base.frames import Frame, observation_frame
-from .base.opened import unwrap
 from .masks import left_pad
 from .reward_functions import is_score
 from .rollout import Sample, texts_of
 from .sampling import Sampling
 from .training.engines import CachedEngine, Engine, converse
 from .training.layout import Layout
-from .training.prompts import sets_of
+from .training.watch import watched
 
 # %% auto #0
-__all__ = ['Environment', 'Episode', 'watched', 'check_step', 'world_seed', 'reset_environment', 'put_behind', 'play', 'answer',
-           'final_reward', 'as_fields', 'info_columns', 'Player', 'set_turns', 'make_player']
+__all__ = ['Environment', 'Episode', 'check_step', 'world_seed', 'reset_environment', 'put_behind', 'play', 'answer',
+           'final_reward', 'as_fields', 'info_columns', 'Player']
 
 # %% ../nbs/reference/65_playing.ipynb #2c6ac86f
 class Environment(Protocol):
@@ -80,39 +75,6 @@ class Episode:
         self.engine_logprobs += [0.0] * len(ids) if logprobs is None else logprobs
 
 # %% ../nbs/reference/65_playing.ipynb #94cb3bec
-@contextmanager
-def watched(
-    episode: Episode,
-    seconds: float | None = None,  # None: it may take as long as it wants
-) -> Iterator[None]:
-    """Inside, an environment runs. Raises RuntimeError where it raises; where it takes longer, the
-    process ends, since code in it cannot be interrupted."""
-
-    def end() -> None:
-        print(
-            f"{episode.where()}: no answer within environment_timeout = {seconds} seconds. The run "
-            "ends here, and its last checkpoint is whole: resume it with another environment.",
-            file=sys.stderr,
-            flush=True,
-        )
-        os._exit(124)
-
-    timer = None if seconds is None else threading.Timer(seconds, end)
-    try:
-        if timer is not None:
-            timer.daemon = True
-            timer.start()
-        yield
-    except (Exception, SystemExit) as error:
-        raise RuntimeError(
-            f"{episode.where()}: it raised {type(error).__name__}: {error}. Return an observation "
-            "that says what was wrong with an action, or end the episode."
-        ) from error
-    finally:
-        if timer is not None:
-            timer.cancel()
-
-
 def check_step(
     returned: Any,  # by step
     episode: Episode,
@@ -161,7 +123,7 @@ def reset_environment(
     if "seed" in takes:
         given.setdefault("seed", seed)
     episode = Episode(environment, place)
-    with watched(episode, timeout):
+    with watched(episode.where, timeout):
         text = environment.reset(**given)
     if isinstance(text, tuple) and len(text) == 2:  # as Gymnasium: an observation and info
         text = text[0]
@@ -239,7 +201,7 @@ def answer(
     timeout: float | None = None,
 ) -> list[int]:  # the observation's tokens
     "What the environment answers, put behind the turn; and whether the episode ends."
-    with watched(episode, timeout):
+    with watched(episode.where, timeout):
         returned = episode.environment.step(episode.action)
     observation, reward, terminated, truncated, info = check_step(returned, episode)
     stop_id = drawn[-1] if episode.stopped[-1] and drawn[-1] in settings.stop_ids else None
@@ -263,7 +225,7 @@ def answer(
 
 def final_reward(episode: Episode, timeout: float | None = None) -> float:
     "What an environment with `get_reward` pays at the end, as those of trl do."
-    with watched(episode, timeout):
+    with watched(episode.where, timeout):
         reward = episode.environment.get_reward()
     if not is_score(reward):
         raise ValueError(
@@ -428,8 +390,8 @@ class Player:
         "A batch of an update: a world is that of the run, the update and the prompt's place in it."
         rows = len(batch["prompt"])
         places = [(rank * rows + i) // self.group for i in range(rows)]
-        seeds = [world_seed(seed, update, place) for place in places]
-        begun, drawn = self(engine, batch, seeds, self.group, layout.device)
+        keys = [(seed, update, place) for place in places]
+        begun, drawn = self(engine, batch, keys, self.group, layout.device)
         drawn["columns"] = layout.known_everywhere(drawn["columns"], "info/")
         inputs = {k: begun[k].to(layout.device) for k in ("prompt_ids", "prompt_mask")}
         return begun, inputs | drawn
@@ -438,7 +400,7 @@ class Player:
         self,
         engine: Engine,  # with the policy's weights
         batch: Mapping[str, Any],  # as of `as_batch`
-        seeds: Sequence[int],
+        keys: Sequence[Sequence[int]],  # of each episode's world, as of `world_seed`
         size: int = 1,  # episodes in a row that share their prompt
         device: torch.device | str = "cpu",
         temperature: float | None = None,  # None: that of the settings
@@ -447,6 +409,7 @@ class Player:
         settings = self.settings
         if temperature is not None:
             settings = replace(settings, temperature=temperature)
+        seeds = [world_seed(*key) for key in keys]
         episodes, begun = self.begin(batch, seeds, size)
         both = zip(begun["prompt_ids"], begun["prompt_mask"].bool())
         prompts = [ids[real].tolist() for ids, real in both]
@@ -461,58 +424,3 @@ class Player:
             made["engine_logprobs"] = torch.tensor(rows, device=device)
         environments = [episode.environment for episode in episodes]
         return begun, made | dict(columns=columns, environments=environments)
-
-# %% ../nbs/reference/65_playing.ipynb #ac0cc9f1
-def set_turns(
-    args: Any,  # PPOConfig
-    factory: Any,  # of environments, or None
-    max_turns: int | None,
-    max_episode_length: int | None,
-) -> Any:  # PPOConfig, with what the trainer was given
-    "Raises ValueError on turns without an environment, and on settings that turns exclude."
-    given = dict(max_turns=max_turns, max_episode_length=max_episode_length)
-    given = {name: x for name, x in given.items() if x is not None}
-    if factory is None:
-        if given:
-            raise ValueError(f"{[*given]} is given without an environment_factory: give both.")
-        if args.advantage_estimator == "gae_turns" or args.gamma_turn != 1:
-            raise ValueError(
-                "advantage_estimator 'gae_turns' and gamma_turn are of several turns: give an "
-                "environment_factory, or take 'gae' and leave gamma_turn at 1."
-            )
-        return args
-    if args.non_eos_penalty:
-        raise ValueError(
-            "non_eos_penalty replaces the score of a whole response, and here are several turns: "
-            "take missing_eos_penalty, which is charged for each turn that was cut off."
-        )
-    if not args.ds3_gather_for_generation:
-        raise ValueError(
-            "ds3_gather_for_generation is False, so ranks fetch weights token by token, and one "
-            "whose episodes are longer would wait for ever: leave it at True with an environment."
-        )
-    for name, x in given.items():
-        setattr(args, name, x)
-    check_fields(args)
-    return args
-
-
-def make_player(
-    factory: Any,  # of environments; None: of one turn
-    trainer: Any,  # PPOTrainer, with its data
-) -> Player | None:
-    """Who plays the episodes of a run; None where nothing answers. Raises ValueError now, and not
-    in the first rollout, where a conversation cannot go on."""
-    if factory is None:
-        return None
-    args, reader, settings = trainer.args, trainer.prompts, trainer.sampling_settings
-    configs = (unwrap(model).config.get_text_config() for _, model in reader.models)
-    known = [getattr(config, "max_position_embeddings", None) for config in configs]
-    positions = min((x for x in known if x), default=None)
-    limits = args.max_turns, args.max_episode_length, positions, args.environment_timeout
-    group = args.num_generations
-    player = Player(factory, reader.tokenizer, settings, *limits, reader.check_lengths, group)
-    for data in (trainer.train_dataset, *sets_of(trainer.eval_dataset).values()):
-        if data is not None and "prompt" in data.column_names:
-            player.try_frame(data[0]["prompt"], template_settings(data[0]))
-    return player

@@ -46,7 +46,8 @@ def penalize_missing_eos(
     """Subtract the penalty where the row did not stop by itself. Raises ValueError for a negative
     or non-finite penalty, and where there is not one score for each row or token."""
     wanted = reached_stop if mask is None or scores.dim() == 1 else mask
-    if scores.shape != wanted.shape or reached_stop.shape not in (wanted.shape[:1], wanted.shape):
+    of_tokens = mask is not None and reached_stop.shape == mask.shape
+    if scores.shape != wanted.shape or not (reached_stop.dim() == 1 or of_tokens):
         raise ValueError(
             f"scores {list(scores.shape)} and reached_stop {list(reached_stop.shape)} do not fit: "
             "give [B] and [B], one entry a row, or scores of tokens [B, T] and their mask."

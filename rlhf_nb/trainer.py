@@ -31,7 +31,6 @@ from .judges import Answers, judges_of
 from .kl import estimate_kl
 from .masks import only_real
 from .packing import score_sums
-from .playing import Player, make_player, set_turns, world_seed
 from .ppo import estimate_advantages, final_scores, mini_batches, ppo_loss
 from .rollout import Rollout, Sample, texts_of
 from rlhf_nb.training.build import (
@@ -58,6 +57,7 @@ from .training.layout import layer_by_layer
 from .training.loop import UpdateTrainer
 from .training.model_loading import load_tokenizer
 from .training.parts import make_sampling
+from .training.players import make_player, set_turns
 from rlhf_nb.training.prompts import (
     PromptReader,
     as_batch,
@@ -506,7 +506,7 @@ class Evaluator:
         scored = replace(answers, prompts=shown, ids=[], scores=scores)
         return join_ranks(gather_object([scored])) if shared else scored
 
-    def play(self, player: Player, data: Dataset, progress: bool) -> Completions:
+    def play(self, player: Any, data: Dataset, progress: bool) -> Completions:
         "One episode for each prompt, in a world that is the run's and the row's."
         t, engine, size = self.trainer, self.trainer.engine, self.rows_at_a_time(len(data))
         if self.own_sampler:  # its weights are gathered, once for all batches
@@ -516,9 +516,9 @@ class Evaluator:
         for start in range(0, len(data), size):
             places = range(start, min(start + size, len(data)))
             batch = as_batch(data.select(places), t.processing_class)
-            seeds = [world_seed(t.args.seed, first + apart * i) for i in places]
+            keys = [(t.args.seed, first + apart * i) for i in places]
             with t.layout.stream(t.args.seed, start), synced(engine, t.policy):
-                begun, drawn = player(engine, batch, seeds, 1, t.layout.device, 0.01)
+                begun, drawn = player(engine, batch, keys, 1, t.layout.device, 0.01)
             parts.append(as_completions(begun, drawn))
             if progress:
                 self.count_batch()

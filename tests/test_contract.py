@@ -59,6 +59,10 @@ NEW = {  # what is new leaves the published behaviour as it was
     "kl_in": "reward",
     "loss_aggregation": "token_mean",
     "importance_level": "token",
+    "gamma_turn": 1.0,
+    "lam_turn": 0.95,
+    "max_turns": 8,
+    "max_episode_length environment_timeout": None,
 }
 DEFAULTS = {name: x for names, x in (PUBLISHED | NEW).items() for name in names.split()}
 

@@ -760,7 +760,10 @@ BAD = [
         dict(advantage_estimator="grpo", num_generations=3),
         "num_generations is 3: .* = 8 responses do not divide",
     ),
-    (dict(advantage_estimator="ppo"), "advantage_estimator is 'ppo': give one of gae, rloo"),
+    (
+        dict(advantage_estimator="ppo"),
+        "advantage_estimator is 'ppo': give one of gae, gae_turns, rloo",
+    ),
     (dict(kl_in="both"), "kl_in is 'both'"),
     (dict(loss_aggregation="mean"), "loss_aggregation is 'mean'"),
     (dict(importance_level="word"), "importance_level is 'word'"),

@@ -354,8 +354,8 @@ FOLDERS = ("base", "training", "ui", "exercises", "diagnose", "cli")
 # A module imports from its own layer and from those above it in this table.
 LAYERS = {
     "the bottom": "base",
-    "the algorithm": "checkpoint estimators fast_logprobs forward gae kl kl_control logprobs losses masks models moments packing ppo preferences reward_functions rollout sampling shaping tldr update world",
-    "training": "judges scoring training",
+    "the algorithm": "checkpoint estimators fast_logprobs forward gae kl kl_control logprobs losses masks models moments packing ppo preferences reward_functions rollout sampling shaping tldr turns update world",
+    "training": "environments judges playing scoring training",
     "what a user runs": "evaluate frontier gains judging real reward sft trainer",
     "the views": "ui",
     "checks of a run, and of a learner": "checks diagnose exercises",
@@ -364,6 +364,10 @@ LAYERS = {
 NAMED = {name: layer for layer, names in LAYERS.items() for name in names.split()}
 ORDER = [*LAYERS]
 DRAWING = {"IPython", "anywidget", "ipywidgets", "matplotlib"}  # imported by the views and above
+
+
+# A page after the course teaches it; pages before it call it where an episode has several turns.
+AFTER = {"turns"}
 
 
 class Place(NamedTuple):
@@ -452,6 +456,7 @@ def upward(name: str, source: str, place: dict[str, Place]) -> list[str]:
             folder in place
             and place[top].folder == place[folder].folder
             and place[top].number >= place[folder].number
+            and top not in AFTER
         ):
             problems.append(
                 f"{name} ({place[name].number:02d}) imports {other} ({place[top].number:02d}): "

@@ -454,7 +454,10 @@ def test_a_rollout_comes_back_from_its_file(tmp_path):
 # changed in place
 def test_select_picks_every_field():
     r, before = filled(), filled()
-    r, before = (x.with_(paid=x.mask) for x in (r, before))
+    more = dict.fromkeys(("paid", "chosen", "valued"), r.mask)
+    of_turns = dict.fromkeys(("turn_stopped", "turn_rewards"), torch.rand(len(r), 2))
+    more |= of_turns | dict(turn=r.mask.short(), stop_reason=["terminated"] * len(r))
+    r, before = (x.with_(**more) for x in (r, before))
     picked = r.select([6, 2, 2])
     for name in TENSORS:
         assert np.array_equal(
