@@ -432,9 +432,7 @@ class LiveDashboard(RunCallback):
 
     def __init__(
         self,
-        curves: Sequence[
-            str
-        ] = VIEWER_CURVES,  # short names, those of the viewer; or names of the log
+        curves: Sequence[str] = VIEWER_CURVES,  # short names, of the viewer; or names of the log
         episodes: int = 2,  # of each update, from its first
         signal: str = "advantages",  # behind their tokens
         every: float = 1.0,  # seconds between two drawings, at least

@@ -4,6 +4,8 @@ credit travels, and the clipped loss. Each is a function from numbers to a pictu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from matplotlib import pyplot as plt
@@ -395,21 +397,17 @@ def gae_picture(
     deltas = [float(x) for x in deltas]
     lams = [float(x) for x in lam] if isinstance(lam, Sequence) else [float(lam)]
     rows = [deltas, *(term for x in lams for term in shares(deltas, gamma * x))]
-    highs = [max(0.0, *deltas), max(sum(max(x, 0.0) for x in row) for row in rows[1:])]
-    lows = [
-        max(0.0, *(-x for x in deltas)),
-        max(sum(max(-x, 0.0) for x in row) for row in rows[1:]),
-    ]
+    above = lambda row, sign=1: sum(max(sign * x, 0.0) for x in row)
+    highs = [max(0.0, *deltas), max(map(above, rows[1:]))]
+    lows = [max(0.0, *(-x for x in deltas)), max(above(row, -1) for row in rows[1:])]
     scale = BARS / (max(high + low for high, low in zip(highs, lows)) or 1.0)
     zero = 34 + LABEL + highs[0] * scale
     arcs_at = zero + lows[0] * scale + 2 * LABEL
     below = arcs_at + ARCS + 12 + highs[1] * scale
     bottom = below + lows[1] * scale + LABEL + 3
-    width = (WIDTH - 20) / len(lams)
+    width, heights = (WIDTH - 20) / len(lams), ((zero, below), arcs_at, bottom)
     panels = [
-        panel(
-            10 + width * i, width, tokens, deltas, gamma, x, scale, (zero, below), arcs_at, bottom
-        )
+        panel(10 + width * i, width, tokens, deltas, gamma, x, scale, *heights)
         for i, x in enumerate(lams)
     ]
     sums = "; ".join(
@@ -454,14 +452,8 @@ def path(kind: str, points: list[tuple[float, float]], color: str, thick: float,
 
 def push_arrow(x: float, y: float, way: int) -> str:
     "A short arrow to the right (more likely) or to the left."
-    tip = x + 26 * way
-    return path(
-        "push",
-        [(x, y), (tip, y), (tip - 7 * way, y - 5), (tip, y), (tip - 7 * way, y + 5)],
-        INK,
-        2,
-        "",
-    )
+    tip, back = x + 26 * way, x + 19 * way
+    return path("push", [(x, y), (tip, y), (back, y - 5), (tip, y), (back, y + 5)], INK, 2, "")
 
 
 def half(
@@ -523,12 +515,10 @@ def clip_picture(
         edges = [(1 + high, up_to)] if advantage > 0 else [(0.0, 1 - cliprange)]
         if advantage < 0 and dual_clip is not None and dual_clip < up_to:
             edges.append((dual_clip, up_to))
-        loss = lambda r, a=advantage: loss_of(r, a, cliprange, cliprange_high)
-        dual = (
-            None
-            if dual_clip is None
-            else lambda r, a=advantage: loss_of(r, a, cliprange, cliprange_high, dual_clip)
+        loss = partial(
+            loss_of, advantage=advantage, cliprange=cliprange, cliprange_high=cliprange_high
         )
+        dual = None if dual_clip is None else partial(loss, dual_clip=dual_clip)
         halves.append(half(left, advantage, up_to, loss, edges, dual))
         halves.append(words(left - 14, TOP + 12, "loss", "number", 12, "end"))
     label = (
@@ -561,15 +551,8 @@ def push_map(
     ends = ["#7ab0e8", "#ffffff", "#f4a259"]
     colours = LinearSegmentedColormap.from_list("signed", ends)
     figure, axis = plt.subplots(figsize=(6, 3.4))
-    shown = axis.imshow(
-        push.numpy(),
-        cmap=colours,
-        vmin=-4,
-        vmax=4,
-        origin="lower",
-        aspect="auto",
-        extent=(0, 2, -3, 3),
-    )
+    place: dict[str, Any] = dict(origin="lower", aspect="auto", extent=(0, 2, -3, 3))
+    shown = axis.imshow(push.numpy(), cmap=colours, vmin=-4, vmax=4, **place)
     flat = (push == 0).float().numpy()
     axis.contourf(
         *(x.numpy() for x in map_grid()), flat, levels=[0.5, 2], colors="none", hatches=["///"]

@@ -15,11 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf_nb.reward import RewardConfig
 from rlhf_nb.sft import load_processing_class
 from rlhf_nb.training.prompts import turns_text
-from rlhf_nb.ui.explore import (
-    action_button,
-    notebook_bundle,
-    side_by_side,
-)
+from rlhf_nb.ui.explore import action_button, notebook_bundle, side_by_side
 from rlhf_nb.ui.html import (
     data_table,
     element,
@@ -63,11 +59,8 @@ def render_labelling(
     ]
     if work.showing is None:
         over = element("b", f"All {total} choices are made.")
-        parts.append(
-            element(
-                "p", over, safe_text(f" load_preferences({name!r}) gives them to RewardTrainer.")
-            )
-        )
+        then = safe_text(f" load_preferences({name!r}) gives them to RewardTrainer.")
+        parts.append(element("p", over, then))
     else:
         prompt, both = work.answers()
         if prompt is not None:
@@ -103,11 +96,10 @@ class PreferenceDesk:
         if self.work.clock() - self.drawn < _APART_SECONDS:
             self.note = f"“{key}” came at once after another key and was not counted"
         elif key == "u":
+            self.note = "there is no choice to take back"
             if rows:
                 self.work.undo()
-            self.note = (
-                "the last choice is taken back" if rows else "there is no choice to take back"
-            )
+                self.note = "the last choice is taken back"
         elif key not in ("0", "1", "2"):
             self.note = f"“{key}” is no key here: 1, 2, 0 (a tie), or u"
         elif self.work.showing is None:

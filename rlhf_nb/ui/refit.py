@@ -151,10 +151,9 @@ def refit_reward_model(
     if not isinstance(scorer, PreTrainedModel):
         raise TypeError(f"the trained model is a {type(scorer).__name__}: give a PreTrainedModel.")
     margins = pair_margins(scorer, tokenizer, labels, settings.max_length).tolist()
-    kept = [
-        name for name in ("prompt", "chosen", "rejected", "pair") if name in labels.column_names
-    ]
+    wanted = ("prompt", "chosen", "rejected", "pair")
+    kept = {name: labels[name][:] for name in wanted if name in labels.column_names}
     table = pd.DataFrame(dict(pair=range(len(labels)))).assign(
-        **{name: labels[name][:] for name in kept}
+        **kept, margin=margins, held_out=held
     )
-    return Refit(scorer, table.assign(margin=margins, held_out=held), time.monotonic() - start)
+    return Refit(scorer, table, time.monotonic() - start)

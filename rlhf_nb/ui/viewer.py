@@ -46,20 +46,8 @@ from rlhf_nb.ui.reader import (
     write_reader,
 )
 from rlhf_nb.ui.report import demo_report
-from rlhf_nb.ui.run_files import (
-    RunFolder,
-    Updates,
-    log_or_means,
-    ranges_of,
-    rollout_files,
-    spread,
-)
-from rlhf_nb.ui.suspects import (
-    Suspect,
-    run_suspects,
-    suspects_of,
-    two_views,
-)
+from rlhf_nb.ui.run_files import RunFolder, Updates, log_or_means, ranges_of, rollout_files, spread
+from rlhf_nb.ui.suspects import Suspect, run_suspects, suspects_of, two_views
 from rlhf_nb.ui.viz import signal_table, token_strip, token_strips
 from rlhf_nb.ui.what_if import check_chosen
 from rlhf_nb.update import Objective
@@ -212,9 +200,8 @@ def curves_of(
 
 def finite_points(frame: pd.DataFrame, column: str) -> list[list[float]]:
     "Update and value of each row that has both."
-    return (
-        frame[["update", column]].replace([math.inf, -math.inf], math.nan).dropna().values.tolist()
-    )
+    both = frame[["update", column]].replace([math.inf, -math.inf], math.nan)
+    return both.dropna().values.tolist()
 
 
 def _curve(
@@ -459,23 +446,20 @@ class RunBrowser:
             shown = shown_of(self.folder_of(one).rollout(one["update"]))
             rows = None
             if episodes is not None:
-                far = [
-                    x.episode for x in suspects if x.update == one["update"] and "run" not in one
-                ]
-                first = range(min(episodes, len(shown.rollout)))
-                rows = list(dict.fromkeys([*first, *(x for x in far if x is not None)]))
+                here = [x.episode for x in suspects if x.update == one["update"]]
+                far = [x for x in here if x is not None and "run" not in one]
+                rows = list(dict.fromkeys([*range(min(episodes, len(shown.rollout))), *far]))
             packed.append(packed_update(shown, rows, self.objective))
             prompts.update(shown.rollout.prompts)
-        completed = {
-            visible_prompt(prompt): rows_of_prompt
-            for prompt, rows_of_prompt in self.run.completions().items()
-            if prompt in prompts
+        completed = self.run.completions().items()
+        shown_again = {
+            visible_prompt(prompt): its for prompt, its in completed if prompt in prompts
         }
         place = dict(signal=self.signal)
         head = self.head(listed, suspects) | dict(said=said)
         if above := demo_report(self.run.path):
             head["title"] = visible(f"Run {' and '.join(self.names)}")
-        return write_reader(path, head, packed, place, self.plain(), completed, above)
+        return write_reader(path, head, packed, place, self.plain(), shown_again, above)
 
 
 def browse(
