@@ -60,9 +60,8 @@ def episode_signals(rollout: Rollout, episode: int) -> dict[str, Tensor]:
 def episode_facts(rollout: Rollout, episode: int) -> str:
     "What is known of an episode as a whole, on one line."
     n, update = int(rollout.mask[episode].sum()), rollout.info.get("update")
-    facts = [
-        f"Episode {episode} of {len(rollout)}" + ("" if update is None else f", update {update}")
-    ]
+    place = "" if update is None else f", update {update}"
+    facts = [f"Episode {episode} of {len(rollout)}{place}"]
     for name, values in (("score", rollout.scores), ("raw score", rollout.raw_scores)):
         if values is not None and math.isfinite(x := float(score_sums(values)[episode])):
             facts.append(f"{name} {signed_number(x)}")
@@ -100,9 +99,8 @@ def prompt_of(rollout: Rollout, episode: int) -> str:
 
 def prompt_lines(rollout: Rollout, episode: int) -> list[str]:
     "The prompt, and the columns that came with it."
-    return [prompt_of(rollout, episode)] + [
-        f"{name}: {column[episode]}" for name, column in rollout.columns.items()
-    ]
+    columns = [f"{name}: {column[episode]}" for name, column in rollout.columns.items()]
+    return [prompt_of(rollout, episode), *columns]
 
 
 def clip_signals(rollout: Rollout, episode: int, now: Tensor) -> dict[str, Tensor]:

@@ -73,17 +73,8 @@ class Dial:
 
     def select(self, which: Sequence[int]) -> Dial:
         "The same control with some of its values, the start among them."
-        return replace(
-            self,
-            values=[self.values[i] for i in which],
-            texts=[self.texts[i] for i in which],
-            start=list(which).index(self.start),
-        )
-
-    def entry(self) -> dict[str, Any]:
-        "What the page needs of it."
-        label = self.name.replace("_", " ")
-        return dict(label=label, kind=self.kind, texts=list(self.texts), start=self.start)
+        values, texts = ([its[i] for i in which] for its in (self.values, self.texts))
+        return replace(self, values=values, texts=texts, start=list(which).index(self.start))
 
     def place(self, value: Any) -> int:
         "Where a value is. Raises ValueError if it is none of them."
@@ -185,19 +176,12 @@ def control(
 ) -> widgets.Widget:
     "A control for one argument. Raises ValueError if the specification is none of these."
     label = name.replace("_", " ")
-    shared: dict[str, Any] = dict(
-        description=label,
-        tooltip=label,  # without it, the label's tooltip is "null"
-        style=dict(description_width="11em"),
-        layout=dict(width="29em"),
-    )
+    shared: dict[str, Any] = dict(description=label, tooltip=label)  # else its tooltip is "null"
+    shared |= dict(style=dict(description_width="11em"), layout=dict(width="29em"))
     if isinstance(spec, bool):
         return widgets.Checkbox(value=spec, **shared)
-    if (
-        isinstance(spec, tuple)
-        and len(spec) in (3, 4)
-        and all(isinstance(x, (int, float)) for x in spec)
-    ):
+    numbers = isinstance(spec, tuple) and all(isinstance(x, (int, float)) for x in spec)
+    if numbers and len(spec) in (3, 4):
         low, high, start, *given = spec
         integers = all(isinstance(x, int) for x in spec)
         make = _IntSlider if integers else _FloatSlider
@@ -288,13 +272,10 @@ class Explorer:
             action_button(name, partial(self.set, **{**self.start, **values}))
             for name, values in self.presets.items()
         ]
-        buttons = widgets.HBox(
-            [*named, action_button("Reset", self.reset)], layout=dict(flex_flow="row wrap")
-        )
+        wrap = dict(flex_flow="row wrap")
+        buttons = widgets.HBox([*named, action_button("Reset", self.reset)], layout=wrap)
         column = widgets.VBox([buttons, *self.controls.values()], layout=dict(flex="0 1 auto"))
-        body = widgets.HBox(
-            [column, self.view], layout=dict(flex_flow="row wrap", align_items="flex-start")
-        )
+        body = widgets.HBox([column, self.view], layout=dict(wrap, align_items="flex-start"))
         style = widgets.HTML(element("style", asset("dials.css")), layout=dict(display="none"))
         box = widgets.VBox([style, *[widgets.HTML(self.head())] * bool(self.head()), body])
         return box.add_class("rlhf-dials")
@@ -368,7 +349,10 @@ class Explorer:
             title=self.title or "Explorer",
             question=self.question,
             note=f"Drawn beforehand, for {states} states. In the notebook, every value is drawn.",
-            dials=[one.entry() for one in dials],
+            dials=[
+                dict(label=x.name.replace("_", " "), kind=x.kind, texts=[*x.texts], start=x.start)
+                for x in dials
+            ],
             presets=[dict(name=name, at=at(values)) for name, values in self.presets.items()],
         )
 

@@ -232,8 +232,7 @@ def table_files(folder: Path, notes: list[str] | None = None) -> list[Path]:
     shape = lambda file: re.sub(r"\d+", "#", file.name)
     shapes = Counter(map(shape, inside[0] or inside[1])).most_common()
     files = [file for file in inside[0] or inside[1] if shape(file) == shapes[0][0]]
-    if notes is not None and len(files) < sum(map(len, inside)):
-        others = sum(map(len, inside)) - len(files)
+    if (others := sum(map(len, inside)) - len(files)) and notes is not None:
         notes.append(f"Only files named like {quoted(files[0].name)} are read, not {others} more.")
     return sorted(files, key=lambda file: (file_number(file), file.name))
 
@@ -435,6 +434,7 @@ def rollout_from(
     notes.append(f"Not in this file: {', '.join(absent)}." if absent else "Nothing is missing.")
     empty: Any = torch.zeros(len(episodes), 0, dtype=torch.long)
     others = [one.get("columns", {}) for one in episodes]
+    named = lambda name: f"{name} (of the file)" if name in TAKEN else name
     return Rollout(
         empty,
         empty.bool(),
@@ -445,10 +445,7 @@ def rollout_from(
         conversations=[turns_of(x) or text_of(x) for x in column("prompt")],
         responses=responses if "response" in targets else ["".join(row) for row in tokens],
         tokens=tokens,
-        columns={
-            f"{name} (of the file)" if name in TAKEN else name: [_cell(x.get(name)) for x in others]
-            for name in _columns(others)
-        },
+        columns={named(x): [_cell(one.get(x)) for one in others] for x in _columns(others)},
         info=info,
     )
 
@@ -511,6 +508,7 @@ class ForeignRun(Updates):
         if not self._episodes:
             raise ValueError(f"{self.path} has no file that ends in {', '.join(OF_FOLDER)}.")
         self.files = dict.fromkeys(sorted(self._episodes))
+        self.counted = self.rollout(min(self.files)).info["unit"]
 
     def _take(self, rows: Sequence[Row], update: int, source: str, notes: list[str]) -> None:
         "Add one table."
@@ -522,11 +520,6 @@ class ForeignRun(Updates):
             self._episodes.setdefault(int(step), []).append(one)
             its = self._notes.setdefault(int(step), [])
             its += [note for note in notes if note not in its]
-
-    @property
-    def counted(self) -> str:  # type: ignore[override]
-        "Words, where neither tokens nor a tokenizer for their ids are there."
-        return self.rollout(min(self.files)).info["unit"]
 
     def _read(self, update: int) -> Rollout:
         notes = self._notes[update] + self._left_out

@@ -176,10 +176,6 @@ def axis(x0: float, x1: float, y: float) -> str:
     return element("line", class_="axis", **ends, stroke=LINE, stroke_width=1)
 
 
-def kl_sheet(height: float, label: str, *parts: str) -> Picture:
-    return picture_card(height, label, element("style", asset("kl.css")), *parts)
-
-
 # ---- Two distributions, and what four estimators make of samples ----
 
 PLACES = torch.arange(-12, 12.1, 0.25, dtype=torch.float64)  # 97 tokens, on a line
@@ -259,10 +255,11 @@ def kl_picture(
         ]
     count = "1 token" if tokens == 1 else f"{tokens} tokens"
     keys = (("ink", "", "log π", 24), ("grey", "5 3", "log π_{ref}", 110))
-    return kl_sheet(
+    return picture_card(
         284,
         f"Policy and reference, {drift:g} apart; exact KL {exact:.3f}. Averages over {BATCHES:,} "
         f"batches of {count}: {'; '.join(labels)}.",
+        element("style", asset("kl.css")),
         kl_words(24, 30, "k1 of a token: log π − log π_{ref}", "title", 15),
         *(line([(x, 50), (x + 24, 50)], color, dash) for color, dash, _, x in keys),
         *(kl_words(x + 30, 54, text, "text", 12) for _, _, text, x in keys),
@@ -317,16 +314,10 @@ def arc(
 ) -> str:  # from the surprise at `start` to the token at `end`, as faint as its share is small
     "As wide as the surprise is large."
     color, low, high = (UP if value > 0 else DOWN), y + ARCS, y + ARCS / 2
-    return element(
-        "path",
-        class_=f"from-{side(value)}",
-        fill="none",
-        stroke=color,
-        stroke_linecap="round",
-        d=f"M{start:.1f} {y:.1f}C{start:.1f} {high:.1f} {end:.1f} {high:.1f} {end:.1f} {low:.1f}",
-        stroke_width=f"{1.5 + 6 * abs(value) / largest:.1f}",
-        opacity=f"{share:.3f}",
-    )
+    d = f"M{start:.1f} {y:.1f}C{start:.1f} {high:.1f} {end:.1f} {high:.1f} {end:.1f} {low:.1f}"
+    stroke = dict(fill="none", stroke=color, stroke_linecap="round")
+    look = dict(stroke_width=f"{1.5 + 6 * abs(value) / largest:.1f}", opacity=f"{share:.3f}")
+    return element("path", class_=f"from-{side(value)}", **stroke, d=d, **look)
 
 
 def stack_bars(
@@ -521,10 +512,10 @@ def clip_picture(
         dual = None if dual_clip is None else partial(loss, dual_clip=dual_clip)
         halves.append(half(left, advantage, up_to, loss, edges, dual))
         halves.append(words(left - 14, TOP + 12, "loss", "number", 12, "end"))
+    also = "" if dual_clip is None else f", and with the dual clip none above {dual_clip:g}"
     label = (
         f"The policy loss over the ratio. A good token has no gradient above {1 + high:g}, a bad "
-        f"one none below {1 - cliprange:g}"
-        + ("." if dual_clip is None else f", and with the dual clip none above {dual_clip:g}.")
+        f"one none below {1 - cliprange:g}{also}."
     )
     return picture_card(TOP + HEIGHT + 46, label, element("style", asset("clip.css")), *halves)
 

@@ -36,11 +36,10 @@ def group_runs(
     shared = os.path.commonpath(parents) if len(set(plain)) > 1 else str(parents[0])
     names = groups or [os.path.relpath(path, shared or ".") for path in plain]
     firsts = {Path(run).resolve(): i for i, run in reversed([*enumerate(runs)])}
-    once = [(runs[i], names[i]) for i in sorted(firsts.values())]
-    return {
-        name: [run for run, other in once if other == name]
-        for name in dict.fromkeys(name for _, name in once)
-    }
+    found: dict[str, list[str]] = {}
+    for i in sorted(firsts.values()):
+        found.setdefault(names[i], []).append(runs[i])
+    return found
 
 
 def choose_metrics(

@@ -96,10 +96,8 @@ def checked_pairs(
     """Prompt and answers of each row. Raises ValueError, naming the row, where nobody could label
     it."""
     pairs: list[dict[str, Any]] = []
-    wanted = (
-        f"give columns {answers[0]} and {answers[1]} (answers= says how they are called), and "
-        "prompt"
-    )
+    one, two = answers
+    wanted = f"give columns {one} and {two} (answers= says how they are called), and prompt"
     for number, row in enumerate(data):
         if missing := [name for name in answers if name not in row]:
             raise ValueError(f"the data have columns {list(row)} and lack {missing}: {wanted}.")
@@ -145,19 +143,17 @@ class LabelFile:
         "All whole lines. Raises ValueError on one in the middle that is no JSON object."
         self.seen = self.stamp()  # before it is read: what comes in between is noticed later
         raw = self.path.read_bytes() if self.path.exists() else b""
-        lines, records, self.size = raw.splitlines(keepends=True), [], 0
-        for number, line in enumerate(lines, 1):
-            record = _object_of(line)
-            if record is not None:
-                records.append(record)
-                self.size += len(line)
-            elif number < len(lines):
-                raise ValueError(
-                    f"{self.path.name}, line {number} is no JSON object: {line[:60]!r}. Fix or "
-                    "delete that line; all others are kept."
-                )
-        self.torn = len(raw) - self.size
-        return records
+        lines = raw.splitlines(keepends=True)
+        records = list(map(_object_of, lines))
+        if None in records[:-1]:
+            bad = records.index(None)
+            raise ValueError(
+                f"{self.path.name}, line {bad + 1} is no JSON object: {lines[bad][:60]!r}. Fix or "
+                "delete that line; all others are kept."
+            )
+        self.torn = len(lines[-1]) if records[-1:] == [None] else 0
+        self.size = len(raw) - self.torn
+        return [record for record in records if record is not None]
 
     def append(self, record: Mapping[str, Any]) -> None:
         """One more line, in place of a torn one. Raises ValueError where somebody else has written
@@ -286,11 +282,10 @@ def read_labels(path: str | Path) -> Labels:
     return Labels(rows, (len(records) - len(rows)) // 2, file.torn)
 
 
-def load_preferences(
-    path: str | Path,  # of label_preferences
-) -> Dataset:  # prompt, chosen, rejected, pair; without prompt where there was none
-    """The decided pairs of a file, as RewardTrainer takes them; ties, repeats and what was taken
-    back are left out. `read_labels` counts them."""
+def load_preferences(path: str | Path) -> Dataset:
+    """The decided pairs of a file of `label_preferences`, as RewardTrainer takes them: chosen,
+    rejected, pair, and prompt where there was one. Ties, repeats and what was taken back are left
+    out; `read_labels` counts them."""
     return read_labels(path).training()
 
 

@@ -45,11 +45,9 @@ def _pane(name: str, text: str) -> Html:
     return element("section", element("h4", safe_text(name)), words, class_="pane")
 
 
-def render_labelling(
-    work: Labelling,
-    note: str = "",  # what the last key did
-) -> Html:
-    "The pair that waits for a choice, how far one is, and how good the labels are so far."
+def render_labelling(work: Labelling, note: str = "") -> Html:
+    """The pair that waits for a choice, how far one is, what the last key did (`note`), and how
+    good the labels are so far."""
     done, total, name = len(work.rows), len(work.order), work.file.path.name
     place = element("b", f"Choice {min(done + 1, total)} of {total}")
     after = f" · {done} saved in {name}{f' · {note}' if note else ''}"
@@ -85,6 +83,7 @@ class PreferenceDesk:
     ):
         self.work, self.refit, self.refit_every = work, refit, refit_every
         self.refitted: Refit | None = None
+        self.view = widgets.HTML()  # the pair, and the last refit
         self.note, self.drawn = "", -math.inf  # drawn: when the view last answered a key
         self.busy = False  # while a key is answered, the field is written to from here
 
@@ -163,11 +162,6 @@ class PreferenceDesk:
         return buttons
 
     @cached_property
-    def view(self) -> widgets.HTML:
-        "The pair, and the last refit."
-        return widgets.HTML()
-
-    @cached_property
     def box(self) -> widgets.VBox:
         "Controls above the pair, made at their first use."
         line = side_by_side(self.field, *self.buttons.values())
@@ -205,9 +199,8 @@ class PreferenceDesk:
         return notebook_bundle(self.box, self.draw(), repr(self), **kwargs)
 
     def __repr__(self) -> str:
-        return (
-            f"{len(self.work.rows)} of {len(self.work.order)} choices in {self.work.file.path.name}"
-        )
+        work = self.work
+        return f"{len(work.rows)} of {len(work.order)} choices in {work.file.path.name}"
 
 
 def label_preferences(

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -98,17 +98,13 @@ def objective_for(
     carried = objective_of(r)
     objective = carried or chosen
     if objective is None:
-        return None, _default_objective(r), UNKNOWN
+        kl_coef = number_of(r, "kl_coef")
+        begin = Objective() if kl_coef is None or kl_coef < 0 else Objective(kl_coef=kl_coef)
+        return None, begin, UNKNOWN
     reproduced, sentence = reproduces(r, objective)
     if reproduced:
         return objective, None, sentence
     return None, None if carried else objective, sentence
-
-
-def _default_objective(r: Rollout) -> Objective:
-    "What a page begins with that asks the reader for the objective."
-    kl_coef = number_of(r, "kl_coef")
-    return Objective() if kl_coef is None or kl_coef < 0 else Objective(kl_coef=kl_coef)
 
 
 def _answers(r: Rollout, rows: Sequence[int]) -> tuple[list[str], np.ndarray]:
@@ -149,16 +145,15 @@ def packed_update(
         if asked not in prompts:
             prompts[asked] = len(prompts)
             turns.append(turns_of(conversation_of(r, e)))
-    arrays = [("widths", widths)]
-    for name, x in _stored_signals(shown, objective).items():
-        row = [x[e, : int(n[e])].detach().float() for e in rows]
-        arrays.append((name, torch.cat(row).numpy() if row else np.zeros(0, np.float32)))
-    scores = filled(r, ("raw_scores", "scores"))
+    signals, scores = _stored_signals(shown, objective), filled(r, ("raw_scores", "scores"))
     if objective or asks:
         scores["unpenalized"] = unpenalized(r, objective)
         if scores["unpenalized"].dim() == 2:
-            earned = [scores["unpenalized"][e, : int(n[e])].float() for e in rows]
-            arrays.append(("earned", torch.cat(earned).numpy() if earned else np.zeros(0, "f4")))
+            signals["earned"] = scores["unpenalized"]
+    arrays = [("widths", widths)]
+    for name, x in signals.items():
+        row = [x[e, : int(n[e])].detach().float() for e in rows]
+        arrays.append((name, torch.cat(row).numpy() if row else np.zeros(0, np.float32)))
     picked = list(rows)
     header = dict(
         update=number_of(r, "update"),
@@ -192,11 +187,6 @@ def _bad_form(r: Rollout, episode: int) -> bool | None:
     return gold_judge(r.responses[episode], facts).malformed if facts and r.responses else None
 
 
-def visible_prompt(text: str) -> str:
-    "A prompt as it is shown: lines stay lines, what cannot be seen is made visible."
-    return visible(text, lines=True)
-
-
 CHAT = re.compile(  # a turn as common chat templates write it
     r"(?:<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>)(\w+)(?:<\|end_header_id\|>)?\n+"
     r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|\Z)",
@@ -209,8 +199,9 @@ def _prompt(text: str, turns: Sequence[tuple[str, str]]) -> dict[str, Any]:
     where the gold judge knows them."""
     facts: Mapping[str, str] | None = facts_told(text)
     turns = turns or [(role, said) for role, said in CHAT.findall(text) if said]
-    more = dict(facts=facts, turns=[[*map(visible_prompt, turn)] for turn in turns])
-    return dict(text=visible_prompt(text)) | {name: x for name, x in more.items() if x}
+    shown = partial(visible, lines=True)
+    more = dict(facts=facts, turns=[[*map(shown, turn)] for turn in turns])
+    return dict(text=shown(text)) | {name: x for name, x in more.items() if x}
 
 
 # ---- Widget and file ----

@@ -99,11 +99,9 @@ def reward_section(results: Mapping[str, Any]) -> str:
     return element("div", *tables, class_="pair") + element("p", hint)
 
 
-def demo_report(
-    folder: Path,  # of a run
-) -> str:  # markup; empty where no `rlhf-nb demo` wrote the folder
-    """Result, best and worst, curves and completions of a demo, which stand above its rollouts.
-    What is still to come is said in its place."""
+def demo_report(folder: Path) -> str:
+    """Result, best and worst, curves and completions of a demo, as the markup above its rollouts.
+    What is still to come is said in its place. Empty where no `rlhf-nb demo` wrote the folder."""
     if not (folder / DEMO_MARK).is_file():
         return ""
     settings, results = (read_object(folder / f"{name}.json") for name in ("settings", "results"))

@@ -44,20 +44,20 @@ def ppo_lines(metrics: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 _FILE = re.compile(r"update-(\d+)(?:-rank(\d+))?\.safetensors")
 
 
-def _candidates(path: Path) -> list[Path]:
-    "What is in the folder of a run's rollouts."
-    for folder in (path / "ppo" / "rollouts", path / "rollouts"):
-        if folder.is_dir() and (files := sorted(folder.iterdir())):
-            return files
-    return []
+def _named(path: Path) -> list[tuple[Path, int, int]]:
+    "Each file of a run's rollouts, with its update and its rank."
+    folders = (path / "ppo" / "rollouts", path / "rollouts")
+    found = next((its for x in folders if x.is_dir() and (its := sorted(x.iterdir()))), [])
+    names = [(file, _FILE.fullmatch(file.name)) for file in found]
+    return [(file, int(name[1]), int(name[2] or 0)) for file, name in names if name]
 
 
 def rollout_files(path: Path) -> dict[int, list[Path]]:
     "The rollout files of a run, by update, ranks in order; what is being written is left out."
     files: dict[int, dict[int, Path]] = {}
-    for file in _candidates(path):
-        if (name := _FILE.fullmatch(file.name)) and _is_complete(file):
-            files.setdefault(int(name[1]), {})[int(name[2] or 0)] = file
+    for file, update, rank in _named(path):
+        if _is_complete(file):
+            files.setdefault(update, {})[rank] = file
     ranks = max((len(parts) for parts in files.values()), default=0)
     if files and len(files[max(files)]) < ranks:
         del files[max(files)]
@@ -68,8 +68,7 @@ def rollout_files(path: Path) -> dict[int, list[Path]]:
 
 def left_out(path: Path, update: int) -> str:
     "A sentence on an update's files that `rollout_files` leaves out; empty where there are none."
-    named = [(file.name, _FILE.fullmatch(file.name)) for file in _candidates(path)]
-    names = [name for name, match in named if match and int(match[1]) == update]
+    names = [file.name for file, its, _ in _named(path) if its == update]
     if not names or update in rollout_files(path):
         return ""
     return f" {', '.join(names)} is left out: it is damaged, or not yet written as a whole."

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from torch import Tensor
 
-from rlhf_nb.ui.html import SHADE, Html, element, hover_title, inline, visible
+from rlhf_nb.ui.html import SHADE, Html, element, inline, visible
 
 
 def signed_number(
@@ -63,10 +63,9 @@ def tint(
     return f"{colour}{opacity:02x}"
 
 
-def visible_token(
-    token: str,  # one decoded token
-) -> str:  # as `visible`, with ␣ for a space and ∅ for the empty string
-    "A token as it is written in a header: on one line, never empty, without blanks around a word."
+def visible_token(token: str) -> str:
+    """A decoded token as it is written in a header: as `visible`, with ␣ for a space and ∅ for the
+    empty string, on one line, without blanks around a word."""
     text = visible(token).replace("\n", "")
     return (text.strip(" ") or text).replace(" ", "␣") or "∅"
 
@@ -84,15 +83,12 @@ def html_cell(
         element("bdi", escape(text)),
         scope=scope,
         style=inline("cell", ground=ground, align=align, edge=RULE),
-        title=hover_title(exact),
+        title=exact,
     )
 
 
-def html_table(
-    lines: Sequence[str],  # each a <tr> element
-    caption: str = "",  # above it
-) -> str:
-    "Rows into a table, with a line of text above it."
+def html_table(lines: Sequence[str], caption: str = "") -> str:
+    "Rows, each a <tr> element, as a table, with a line of text above it."
     above = element("caption", escape(visible(caption)), style=inline("caption"))
     return element("table", above if caption else "", *lines, style=inline("table"))
 
@@ -231,14 +227,6 @@ def token_strip(
 _LINES = [("#1f5fa8", "-"), ("#b35000", "--"), ("#333333", ":"), ("#7a4a9e", "-.")]
 
 
-def _draw(axis: Axes, at: pd.DataFrame, label: str | None, colour: str, dashes: str) -> None:
-    "One line: the mean at each x, with a band from least to most where they differ."
-    mark = "." if at["mean"].count() <= 30 else ""
-    axis.plot(at.index, at["mean"], color=colour, linestyle=dashes, marker=mark, label=label)
-    if (at["most"] > at["least"]).any():
-        axis.fill_between(at.index, at["least"], at["most"], color=colour, alpha=0.2, linewidth=0)
-
-
 def _grid(count: int, ncols: int) -> tuple[Figure, list[Axes]]:
     "A figure with `count` panels, `ncols` side by side, none left empty."
     ncols = min(ncols, count)
@@ -267,12 +255,17 @@ def panels(
     ncols: int = 3,  # panels side by side
     title: str | None = None,  # above all of them
 ) -> Figure:
-    """One panel a title; a line for each run, from its columns mean, least and most. NaN is a
-    gap."""
+    """One panel a title; for each run its mean at each x, with a band from `least` to `most` where
+    they differ. NaN is a gap."""
     figure, axes = _grid(len(lines), ncols)
     for axis, (label, runs) in zip(axes, lines.items()):
         for i, (run, at) in enumerate(runs):
-            _draw(axis, at, run, *_LINES[i % len(_LINES)])
+            colour, dashes = _LINES[i % len(_LINES)]
+            mark = "." if at["mean"].count() <= 30 else ""
+            axis.plot(at.index, at["mean"], color=colour, ls=dashes, marker=mark, label=run)
+            if (at["most"] > at["least"]).any():
+                low, high = at["least"], at["most"]
+                axis.fill_between(at.index, low, high, color=colour, alpha=0.2, linewidth=0)
         _tidy(axis, label, x)
     handles, names = axes[0].get_legend_handles_labels()  # of runs that have a name
     if names:
@@ -338,9 +331,7 @@ def episode_table(
         _html_row(str(i), [_value_cell(row.get(name)) for name in columns])
         for i, row in enumerate(rows)
     ]
-    count = (
-        f"{len(rows)} row{'' if len(rows) == 1 else 's'}"
-        if of in (None, len(rows))
-        else f"first {len(rows)} of {of:,} rows"
-    )
+    count = f"{len(rows)} row{'s' * (len(rows) != 1)}"
+    if of not in (None, len(rows)):
+        count = f"first {len(rows)} of {of:,} rows"
     return _scroll_box([html_table(lines, f"{title} ({count})" if title else count)])
