@@ -67,10 +67,36 @@ def episode_facts(rollout: Rollout, episode: int) -> str:
             facts.append(f"{name} {signed_number(x)}")
     if rollout.kl is not None and math.isfinite(x := float(rollout.kl[episode, :n].float().sum())):
         facts.append(f"KL {signed_number(x)} nats")
-    facts.append(f"{n} {unit_of(rollout)[: None if n != 1 else -1]}")
-    if rollout.stopped is not None:
+    drawn = int(rollout.policy_mask[episode].sum())
+    facts.append(f"{drawn} {unit_of(rollout)[: None if drawn != 1 else -1]}")
+    if rollout.turn is not None:
+        turns = int(rollout.turn_counts[episode])
+        facts.append(f"{turns} turn{'s' * (turns != 1)}, {rollout.stop_reason[episode]}")
+    elif rollout.stopped is not None:
         facts.append("stopped by itself" if rollout.stopped[episode] else "cut off")
     return " · ".join(facts)
+
+
+def turns_told(rollout: Rollout, episode: int) -> list[dict[str, Any]]:
+    """Of each turn what the policy wrote and what answered, where both begin in the response, and
+    the turn's numbers in words; of one turn nothing."""
+    if rollout.turn is None:
+        return []
+    r = rollout.select([episode])
+    chosen: Any = r.chosen
+    tokens, told = episode_tokens(r, 0), list[dict[str, Any]]()
+    for k in range(int(r.turn_counts[0])):
+        here = r.mask[0] & (r.turn[0] == k)
+        drawn, read = ((here & x).nonzero()[:, 0].tolist() for x in (chosen[0], ~chosen[0]))
+        numbers = dict(reward=float(r.turn_rewards[0, k]))
+        for name, x in filled(r, ("values", "advantages")).items():
+            numbers[dict(values="V before it").get(name, "advantage")] = float(x[0, drawn[0]])
+        words = [f"{name} {signed_number(x)}" for name, x in numbers.items()]
+        words.append("stopped by itself" if r.turn_stopped[0, k] else "cut off")
+        said, answer = ("".join(tokens[t] for t in places) for places in (drawn, read))
+        one = dict(at=drawn[0], read=read[0] if read else None, said=said, answer=answer)
+        told.append(one | dict(facts=f"Turn {k + 1} · " + " · ".join(words)))
+    return told
 
 
 def unit_of(rollout: Rollout) -> str:

@@ -33,6 +33,7 @@ from rlhf_nb.ui.episodes import (
     filled,
     notes_of,
     number_of,
+    turns_told,
     unit_of,
     when,
 )
@@ -74,6 +75,8 @@ def _stored_signals(shown: Shown, objective: Objective | None) -> dict[str, Tens
         computed = computed - {"kl"}
     measured = {name: x for name, x in filled(r, SIGNALS).items() if name not in computed}
     masked = torch.tensor(its) if (its := r.info.get("masked")) else None
+    if r.chosen is not None:
+        masked = ~r.chosen
     more = dict(now=shown.now, entropy=shown.entropy, masked=masked)
     return measured | {name: x for name, x in more.items() if x is not None}
 
@@ -102,6 +105,8 @@ def objective_for(
         begin = Objective() if kl_coef is None or kl_coef < 0 else Objective(kl_coef=kl_coef)
         return None, begin, UNKNOWN
     reproduced, sentence = reproduces(r, objective)
+    if r.chosen is not None:
+        return None, None, f"{sentence} Of several turns, other settings are tried by what_if."
     if reproduced:
         return objective, None, sentence
     return None, None if carried else objective, sentence
@@ -145,6 +150,7 @@ def packed_update(
         if asked not in prompts:
             prompts[asked] = len(prompts)
             turns.append(turns_of(conversation_of(r, e)))
+    marks = [_turn_marks(r, e) for e in rows]
     signals, scores = _stored_signals(shown, objective), filled(r, ("raw_scores", "scores"))
     if objective or asks:
         scores["unpenalized"] = unpenalized(r, objective)
@@ -171,6 +177,7 @@ def packed_update(
         clip={k: x for k, x in (r.objective or {}).items() if k in ("cliprange", "cliprange_high")},
         told=note,
         bad_form=[_bad_form(r, e) for e in rows],
+        turn_marks=marks if any(marks) else None,
         unit=unit_of(r),
         notes=list(map(visible, notes_of(r))),
         arrays=[[name, x.size] for name, x in arrays],
@@ -185,6 +192,16 @@ def _bad_form(r: Rollout, episode: int) -> bool | None:
     "Whether the gold judge finds an answer malformed; None where it does not know the prompt."
     facts = facts_told(r.prompts[episode]) if r.prompts else None
     return gold_judge(r.responses[episode], facts).malformed if facts and r.responses else None
+
+
+def _turn_marks(r: Rollout, episode: int) -> list[dict[str, Any]]:
+    "Where a turn, or what answers it, begins in the response, and what is said of it."
+    marks: list[dict[str, Any]] = []
+    for one in turns_told(r, episode):
+        marks.append(dict(at=one["at"], text=one["facts"], world=False))
+        if one["read"] is not None:
+            marks.append(dict(at=one["read"], text="Answer", world=True))
+    return marks
 
 
 CHAT = re.compile(  # a turn as common chat templates write it

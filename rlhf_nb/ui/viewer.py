@@ -23,6 +23,7 @@ from rlhf_nb.ui.episodes import (
     notes_of,
     prompt_lines,
     shown_of,
+    turns_told,
     when,
 )
 from rlhf_nb.ui.explore import notebook_bundle
@@ -72,6 +73,12 @@ def episode_markup(shown: Shown, episode: int, signal: str = "", fold: bool = Fa
         pale, full = shown.scale(signal)
         name = signal + "; 99 % of this update is paler" * (full is not None)
         strip = token_strips(tokens, {signal: signals[signal]}, name=name, vmax=full, pale=pale)
+    turns = "".join(
+        element("p", element("strong", escape(x["facts"])))
+        + element("p", safe_prose(x["said"]), style="white-space:pre-wrap")
+        + element("blockquote", safe_prose(x["answer"]), style="white-space:pre-wrap")
+        for x in turns_told(rollout, episode)
+    )
     table = str(signal_table(tokens, **signals)) if signals else ""
     if table and fold:
         table = element("details", element("summary", "All signals"), table)
@@ -79,7 +86,7 @@ def episode_markup(shown: Shown, episode: int, signal: str = "", fold: bool = Fa
     prompt = prompt_fold(rollout, episode)
     notes = "".join(element("li", safe_text(note)) for note in notes_of(rollout))
     read = element("details", element("summary", "How this file was read"), element("ul", notes))
-    return "".join([facts, prompt, strip, table, read if notes else ""])
+    return "".join([facts, prompt, turns, strip, table, read if notes else ""])
 
 
 class RolloutView(Html):

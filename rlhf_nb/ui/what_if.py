@@ -16,6 +16,7 @@ from rlhf_nb.packing import on_tokens
 from rlhf_nb.ppo import final_scores, with_advantages
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.shaping import penalize_missing_eos
+from rlhf_nb.turns import keep_chosen, put_fields_back, reached_stops
 from rlhf_nb.ui.episodes import tensor_of
 from rlhf_nb.update import Objective
 
@@ -58,10 +59,10 @@ def unpenalized(rollout: Rollout, made: Objective | None) -> Tensor:  # [B], or 
     if made.non_eos_penalty:
         return scores
     if made.normalize_scores or raw is None:  # the running mean is in no file
-        charged = (made.missing_eos_penalty or 0.0) * ~rollout.stopped.bool()
+        charged = (made.missing_eos_penalty or 0.0) * ~reached_stops(rollout).bool()
         return scores + (charged if scores.dim() == 1 else on_tokens(charged, rollout.mask))
     made = replace(made, missing_eos_penalty=None)
-    return final_scores(raw, rollout.stopped, made, mask=rollout.mask)
+    return final_scores(raw, reached_stops(rollout), made, mask=rollout.mask)
 
 
 def why_not(rollout: Rollout, objective: Objective) -> str:
@@ -70,7 +71,7 @@ def why_not(rollout: Rollout, objective: Objective) -> str:
     for name in {made.advantage_estimator, objective.advantage_estimator}:
         if name not in ESTIMATORS or ESTIMATORS[name].compute is not gae:
             return f"advantage_estimator is {name}, and only gae is computed again."
-    if made.bootstrap_truncated and not tensor_of(rollout, "stopped").all():
+    if made.bootstrap_truncated and not (tensor_of(rollout, "stopped") & rollout.ended).all():
         return (
             "bootstrap_truncated took the value model's estimate after a response that was cut "
             "off, and the rollout does not hold it."
@@ -91,7 +92,12 @@ def what_if(
     ValueError where the rollout does not hold what these settings need."""
     if why := why_not(rollout, objective):
         raise ValueError(f"{why} Change another setting of the rollout's own objective.")
-    r, values, stopped = rollout, tensor_of(rollout, "values"), tensor_of(rollout, "stopped")
+    if rollout.chosen is not None:
+        made = what_if(keep_chosen(rollout), objective)
+        names = ("kl", "scores", "rewards", "returns", "advantages", "valued")
+        back = put_fields_back(rollout, **{name: getattr(made, name) for name in names})
+        return back.with_(objective=made.objective)
+    r, values, stopped = rollout, tensor_of(rollout, "values"), reached_stops(rollout)
     kl = tensor_of(r, "kl")
     if objective.kl_estimator != "full":
         logprobs, ref_logprobs = tensor_of(r, "logprobs"), tensor_of(r, "ref_logprobs")

@@ -95,7 +95,7 @@ const opened = (pack, arrays) => {
     for (const [name] of pack.arrays) if (name !== "widths") stored[name] = cut(name);
     token += length;
     return {
-      i, id: pack.episodes[i], length, pieces, stored, text, prompt: pack.prompts[pack.asked[i]],
+      i, id: pack.episodes[i], marks: pack.turn_marks?.[i] ?? [], length, pieces, stored, text, prompt: pack.prompts[pack.asked[i]],
       stopped: pack.stopped?.[i] ?? null, badForm: pack.bad_form?.[i] ?? null,
       score: pack.scores?.[i] ?? null, raw: pack.raw_scores?.[i] ?? null, unpenalized: pack.unpenalized?.[i] ?? null,
     };
@@ -435,13 +435,18 @@ export const reader = (root, source) => {
   const stands = e => e?.clientX === pointer[0] && e?.clientY === pointer[1];  // the page moved, under a pointer that did not
   const running = (box, row, numbers, scale, marks, other, boxes = boxesOf(row.pieces), strips = []) => {
     const code = codeLines(row.text);
-    let line = null, lines = 0, block = null;
+    let line = null, lines = 0, block = null, world = null;
     const begin = () => {
       if (!code[lines]) block = null;
       else block ??= part("div", box, "code", { tabIndex: 0, role: "region", ariaLabel: "Code or table" });
-      line = make("div", { parent: block ?? box, className: "line", dir: block ? "ltr" : "auto" });
+      line = make("div", { parent: block ?? world ?? box, className: "line", dir: block ? "ltr" : "auto" });
     };
     for (const its of boxes) (its.text.match(/[^\n]*\n|[^\n]+/g) ?? [""]).forEach((piece, more) => {
+      for (const one of more ? [] : row.marks ?? []) if (one.at >= its.from && one.at < its.to) {  // a turn begins, or what answers it
+        line = block = null;
+        make("div", { parent: box, className: "turn", text: one.text });
+        world = one.world ? make("div", { parent: box, className: "world" }) : null;
+      }
       if (!line) begin();
       const words = piece.replace("\n", ""), lead = words.trim() ? words.match(/^ */)[0] : "";
       line.append(lead);
