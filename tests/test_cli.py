@@ -837,7 +837,7 @@ def test_runs_are_averaged_where_all_have_a_point():
     assert plot_runs.over_runs(uneven, "loss", "episode")["most"].tolist() == [3, 9]
     rates = [log("lr", every), log("lr", {128: 4.0, 256: 8})]
     assert plot_runs.over_runs(rates, "lr", "episode")["least"].tolist() == [3, 7]
-    assert plot_runs.over_runs(runs, "val/ratio", "episode") is None
+    assert plot_runs.over_runs(runs, "val/ratio", "episode").empty
     apart = [log("loss", {2: 1.0, 4: 1}), log("loss", {3: 1.0})]
     with pytest.raises(ValueError, match="no common episode: .*--group"):
         plot_runs.over_runs(apart, "loss", "episode")

@@ -868,7 +868,7 @@ def test_a_run_that_has_just_begun(tmp_path):
 
 def test_a_damaged_file_is_named(run):
     (run / "results.json").write_text('{"reward": ')
-    with pytest.raises(ValueError, match=r"results\.json is damaged.*run its stage again"):
+    with pytest.raises(ValueError, match=r"results\.json is damaged.*fix or remove it"):
         demo_report(run)
     (run / "results.json").unlink()
     (run / "completions" / "ppo.csv").write_text("query,model response\na,b\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 
 from rlhf_nb.ui.html import asset, element, number_text, visible
@@ -35,40 +34,30 @@ def value_text(value: float, largest: float) -> str:
     return number_text(value, 2 if largest < 10_000 else 0)
 
 
-@dataclass(frozen=True)
-class Area:
-    "The size of a picture, and the rectangle in it that the lines have for themselves."
-
-    width: int
-    height: int
-    left: int
-    right: int
-    top: int
-    bottom: int
-
-
-CHART = Area(260, 140, 56, 252, 30, 114)  # with room for numbers, a unit and a name
+# Left, right, top and bottom of the rectangle that lines have for themselves.
+CHART = (56, 252, 30, 114)  # of curve.svg, with room for numbers, a unit and a name
+STRIP = (4, 216, 6, 58)  # of strip.svg, for a page that has words and numbers beside it
 FEW_MARKS = 12  # measurements, each of which is marked
-STRIP = Area(220, 64, 4, 216, 6, 58)  # for a page that has words and numbers beside it
 Place = Callable[[float], float]  # of a step or a value, in the picture
 
 
 def draw_lines(
     lines: Mapping[int, Points],  # the place of a run among several -> its line, not empty
     span: tuple[float, float],  # of the steps; a point before them is drawn at their start
-    area: Area,
+    area: tuple[int, int, int, int],
 ) -> tuple[str, Place, Place]:
     "Each line with a ring at its last point, on one scale, and where a step and a value are on it."
     values = [value for line in lines.values() for _, value in line]
     (first, last), low, high = span, min(values), max(values)
+    left, right, top, bottom = area
 
     def x(step: float) -> float:
         share = (max(step, first) - first) / (last - first) if last > first else 0.5
-        return area.left + (area.right - area.left) * share
+        return left + (right - left) * share
 
     def y(value: float) -> float:
         share = (value - low) / (high - low) if high > low else 0.5
-        return area.bottom - (area.bottom - area.top) * share
+        return bottom - (bottom - top) * share
 
     parts = []
     for i, line in lines.items():

@@ -297,9 +297,8 @@ class Panel:
         self.synced = math.nan  # what the slider was last set to from here
         clicked = lambda act: partial(self._click, act)
         self.hold = action_button("pause", clicked(self._pause_or_go), "when this update is done")
-        self.stop = action_button(
-            "stop", clicked(board.stop), "end when this update is done, and keep all"
-        )
+        tip = "end when this update is done, and keep all"
+        self.stop = action_button("stop", clicked(board.stop), tip)
         self.slider = control("kl_coef", (0.0, 0.5, 0.05, 0.005))
         self.slider.readout_format = ".3g"
         self.signal = control("signal", list(SHOWN))
@@ -395,12 +394,9 @@ class Panel:
             steers = run.going and board.trainer is not None
             more = len(run.lines) > len(chosen_curves(run, self.few))
             self.hold.description = "go on" if board.wishes.pausing else "pause"
-            for one, is_shown, display_as in (
-                (self.signal, run.batch, "flex"),
-                (self.curves, more, "flex"),
-                (self.slider, steers, None),
-            ):
-                one.layout.display = display_as if is_shown else "none"
+            self.signal.layout.display = "flex" if run.batch else "none"
+            self.curves.layout.display = "flex" if more else "none"
+            self.slider.layout.display = None if steers else "none"
             for one in (self.hold, self.stop, self.slider):
                 one.disabled = not run.going or board.ranks > 1
             self._sync()
@@ -432,9 +428,7 @@ class LiveDashboard(RunCallback):
 
     def __init__(
         self,
-        curves: Sequence[
-            str
-        ] = VIEWER_CURVES,  # short names, those of the viewer; or names of the log
+        curves: Sequence[str] = VIEWER_CURVES,  # short names, of the viewer; or names of the log
         episodes: int = 2,  # of each update, from its first
         signal: str = "advantages",  # behind their tokens
         every: float = 1.0,  # seconds between two drawings, at least

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -31,6 +32,11 @@ def tensor_of(rollout: Rollout, name: str) -> Tensor:
     return values
 
 
+def filled(rollout: Rollout, names: Iterable[str]) -> dict[str, Tensor]:
+    "Those of some tensors that a rollout has, by name."
+    return {name: x for name in names if (x := getattr(rollout, name)) is not None}
+
+
 def episode_tokens(rollout: Rollout, episode: int) -> list[str]:
     "The text of each token; its id where the texts were not kept."
     n = int(rollout.mask[episode].sum())
@@ -47,19 +53,15 @@ def end_of(text: str, most: int = 160) -> str:
 def episode_signals(rollout: Rollout, episode: int) -> dict[str, Tensor]:
     "Every signal that is filled, by name, for the tokens of one episode."
     n = int(rollout.mask[episode].sum())
-    return {
-        name: tensor_of(rollout, name)[episode, :n].detach().float()
-        for name in SIGNALS
-        if getattr(rollout, name) is not None
-    }
+    signals = filled(rollout, SIGNALS)
+    return {name: x[episode, :n].detach().float() for name, x in signals.items()}
 
 
 def episode_facts(rollout: Rollout, episode: int) -> str:
     "What is known of an episode as a whole, on one line."
     n, update = int(rollout.mask[episode].sum()), rollout.info.get("update")
-    facts = [
-        f"Episode {episode} of {len(rollout)}" + ("" if update is None else f", update {update}")
-    ]
+    place = "" if update is None else f", update {update}"
+    facts = [f"Episode {episode} of {len(rollout)}{place}"]
     for name, values in (("score", rollout.scores), ("raw score", rollout.raw_scores)):
         if values is not None and math.isfinite(x := float(score_sums(values)[episode])):
             facts.append(f"{name} {signed_number(x)}")
@@ -97,9 +99,8 @@ def prompt_of(rollout: Rollout, episode: int) -> str:
 
 def prompt_lines(rollout: Rollout, episode: int) -> list[str]:
     "The prompt, and the columns that came with it."
-    return [prompt_of(rollout, episode)] + [
-        f"{name}: {column[episode]}" for name, column in rollout.columns.items()
-    ]
+    columns = [f"{name}: {column[episode]}" for name, column in rollout.columns.items()]
+    return [prompt_of(rollout, episode), *columns]
 
 
 def clip_signals(rollout: Rollout, episode: int, now: Tensor) -> dict[str, Tensor]:
@@ -166,23 +167,15 @@ class Shown:
 
     def names(self) -> list[str]:
         "Which signals there are, those that are looked at most in front."
-        stored = [
-            name
-            for name in dict.fromkeys(("kl", "advantages", "rewards", *SIGNALS))
-            if getattr(self.rollout, name) is not None
-        ]
-        return stored + (list(self.extra(0)) if len(self.rollout) else [])
+        stored = filled(self.rollout, ("kl", "advantages", "rewards", *SIGNALS))
+        return [*stored, *(self.extra(0) if len(self.rollout) else ())]
 
 
 def shown_of(
     rollout: Rollout, now: Tensor | Rollout | None = None, entropy: Tensor | None = None
 ) -> Shown:
     "All of it on the CPU. Raises ValueError where a shape does not fit."
-    tensors = {
-        name: tensor_of(rollout, name).detach().cpu()
-        for name in TENSORS
-        if getattr(rollout, name) is not None
-    }
+    tensors = {name: x.detach().cpu() for name, x in filled(rollout, TENSORS).items()}
     if isinstance(now, Rollout):
         if not torch.equal(now.response_ids.cpu(), tensors["response_ids"]):
             raise ValueError(
@@ -209,17 +202,12 @@ def _storable(x: Any) -> Any:
 
 def columns_of(rollout: Rollout) -> pd.DataFrame:
     "What is known of each episode, one row for each."
-    texts = {
-        name: [_storable(x) for x in getattr(rollout, name)] for name in ("prompts", "responses")
-    }
-    columns = {
-        _storable(name): [_storable(x) for x in column]
-        for name, column in rollout.columns.items()
-        if name != "episode"
-    }
-    return pd.DataFrame(dict(episode=range(len(rollout)))).join(
-        rollout.with_(**texts, columns=columns).episodes()
-    )
+    storable = lambda column: [_storable(x) for x in column]
+    columns = {_storable(name): storable(x) for name, x in rollout.columns.items()}
+    columns.pop("episode", None)
+    texts = dict(prompts=storable(rollout.prompts), responses=storable(rollout.responses))
+    frame = rollout.with_(**texts, columns=columns).episodes()
+    return pd.DataFrame(dict(episode=range(len(rollout)))).join(frame)
 
 
 def when(rollout: Rollout) -> str:

@@ -73,31 +73,16 @@ class Dial:
 
     def select(self, which: Sequence[int]) -> Dial:
         "The same control with some of its values, the start among them."
-        return replace(
-            self,
-            values=[self.values[i] for i in which],
-            texts=[self.texts[i] for i in which],
-            start=list(which).index(self.start),
-        )
-
-    def entry(self) -> dict[str, Any]:
-        "What the page needs of it."
-        label = self.name.replace("_", " ")
-        return dict(label=label, kind=self.kind, texts=list(self.texts), start=self.start)
+        values, texts = ([its[i] for i in which] for its in (self.values, self.texts))
+        return replace(self, values=values, texts=texts, start=list(which).index(self.start))
 
     def place(self, value: Any) -> int:
         "Where a value is. Raises ValueError if it is none of them."
-        near = [
-            i
-            for i, mine in enumerate(self.values)
-            if mine == value
-            or (self.kind == "range" and math.isclose(mine, value, rel_tol=0, abs_tol=1e-9))
-        ]
-        if not near:
-            raise ValueError(
-                f"{self.name} cannot be {value!r}: give one of {', '.join(self.texts)}."
-            )
-        return near[0]
+        for i, mine in enumerate(self.values):
+            same = self.kind == "range" and math.isclose(mine, value, rel_tol=0, abs_tol=1e-9)
+            if same or mine == value:
+                return i
+        raise ValueError(f"{self.name} cannot be {value!r}: give one of {', '.join(self.texts)}.")
 
 
 def thin_dials(
@@ -128,15 +113,6 @@ def thin_dials(
     return [thin_dial(dial) for dial in dials]
 
 
-def draw_states(render: Callable[..., str], dials: Sequence[Dial]) -> list[str]:
-    "What `render` makes of every state, the last control moving fastest."
-    names = [dial.name for dial in dials]
-    return [
-        render(**dict(zip(names, values)))
-        for values in itertools.product(*(dial.values for dial in dials))
-    ]
-
-
 def share_parts(views: Sequence[str]) -> dict[str, Any]:
     """Texts as lists of places in one list of parts, each of them kept once: tags, mostly, which a
     picture has in common with its neighbours."""
@@ -162,15 +138,6 @@ def pack(grid: Mapping[str, Any]) -> bytes:
     return gzip.compress(text.encode(), 9, mtime=0)
 
 
-def unpack(data: bytes) -> dict[str, Any]:
-    return json.loads(gzip.decompress(data))
-
-
-def start_of(grid: Mapping[str, Any]) -> list[int]:
-    "The state that is shown first."
-    return [dial["start"] for dial in grid["dials"]]
-
-
 def frame(grid: Mapping[str, Any]) -> str:
     """An explorer in a page that has static/explorers.js and static/explorers.css: its start as
     markup, which is all that a reader without scripts gets, and the states behind it."""
@@ -180,7 +147,7 @@ def frame(grid: Mapping[str, Any]) -> str:
         question=escape(grid["question"]),
         note=escape(grid["note"]),
         said=escape(said),
-        view=view_at(grid, start_of(grid)),
+        view=view_at(grid, [dial["start"] for dial in grid["dials"]]),
         states=base64.b64encode(pack(grid)).decode(),
     )
 
@@ -209,19 +176,12 @@ def control(
 ) -> widgets.Widget:
     "A control for one argument. Raises ValueError if the specification is none of these."
     label = name.replace("_", " ")
-    shared: dict[str, Any] = dict(
-        description=label,
-        tooltip=label,  # without it, the label's tooltip is "null"
-        style=dict(description_width="11em"),
-        layout=dict(width="29em"),
-    )
+    shared: dict[str, Any] = dict(description=label, tooltip=label)  # else its tooltip is "null"
+    shared |= dict(style=dict(description_width="11em"), layout=dict(width="29em"))
     if isinstance(spec, bool):
         return widgets.Checkbox(value=spec, **shared)
-    if (
-        isinstance(spec, tuple)
-        and len(spec) in (3, 4)
-        and all(isinstance(x, (int, float)) for x in spec)
-    ):
+    numbers = isinstance(spec, tuple) and all(isinstance(x, (int, float)) for x in spec)
+    if numbers and len(spec) in (3, 4):
         low, high, start, *given = spec
         integers = all(isinstance(x, int) for x in spec)
         make = _IntSlider if integers else _FloatSlider
@@ -289,8 +249,7 @@ class Explorer:
         alt: str = "",  # what a figure shows, in a sentence
         title: str = "",
         question: str = "",  # what one can find out here
-        presets: Mapping[str, Mapping[str, Any]]
-        | None = None,  # name: values; the rest as at first
+        presets: Mapping[str, Mapping[str, Any]] | None = None,  # name: values; others as at first
         stops: Mapping[str, Sequence[Any]] | None = None,  # of sliders, where no kernel draws
         **specs: Any,  # a specification for each argument of render, as `control` takes it
     ):
@@ -298,10 +257,8 @@ class Explorer:
         self.presets, self.stops = presets or {}, stops or {}
         self.controls = {name: control(name, spec) for name, spec in specs.items()}
         self.start = self.state()
-        for values in [
-            *self.presets.values(),
-            *({n: x} for n, xs in self.stops.items() for x in xs),
-        ]:
+        alone = [{name: x} for name, its in self.stops.items() for x in its]
+        for values in [*self.presets.values(), *alone]:
             self.places(values)
         self.view = widgets.HTML(layout=dict(flex="1 1 32em", min_width="0", overflow="auto"))
         for one in self.controls.values():
@@ -315,13 +272,10 @@ class Explorer:
             action_button(name, partial(self.set, **{**self.start, **values}))
             for name, values in self.presets.items()
         ]
-        buttons = widgets.HBox(
-            [*named, action_button("Reset", self.reset)], layout=dict(flex_flow="row wrap")
-        )
+        wrap = dict(flex_flow="row wrap")
+        buttons = widgets.HBox([*named, action_button("Reset", self.reset)], layout=wrap)
         column = widgets.VBox([buttons, *self.controls.values()], layout=dict(flex="0 1 auto"))
-        body = widgets.HBox(
-            [column, self.view], layout=dict(flex_flow="row wrap", align_items="flex-start")
-        )
+        body = widgets.HBox([column, self.view], layout=dict(wrap, align_items="flex-start"))
         style = widgets.HTML(element("style", asset("dials.css")), layout=dict(display="none"))
         box = widgets.VBox([style, *[widgets.HTML(self.head())] * bool(self.head()), body])
         return box.add_class("rlhf-dials")
@@ -381,16 +335,11 @@ class Explorer:
         every = [replace(one, start=one.place(self.start[one.name])) for one in every]
         asked = [self.places(values) for values in self.presets.values()]
         needed = {one.name: {at[one.name] for at in asked if one.name in at} for one in every}
-        few = [
-            one.select(
-                sorted({one.start, *needed[one.name], *map(one.place, self.stops[one.name])})
-            )
-            if one.name in self.stops
-            else one
-            for one in every
-        ]
-        kept = {name: places for name, places in needed.items() if name not in self.stops}
-        return thin_dials(few, kept, fixed=self.stops.keys(), most=most)
+        for i, one in enumerate(every):
+            if one.name in self.stops:
+                kept = {*needed.pop(one.name), *map(one.place, self.stops[one.name])}
+                every[i] = one.select(sorted({one.start, *kept}))
+        return thin_dials(every, needed, fixed=self.stops.keys(), most=most)
 
     def framing(self, dials: Sequence[Dial]) -> dict[str, Any]:
         "What a page shows around the view."
@@ -400,15 +349,19 @@ class Explorer:
             title=self.title or "Explorer",
             question=self.question,
             note=f"Drawn beforehand, for {states} states. In the notebook, every value is drawn.",
-            dials=[one.entry() for one in dials],
+            dials=[
+                dict(label=x.name.replace("_", " "), kind=x.kind, texts=[*x.texts], start=x.start)
+                for x in dials
+            ],
             presets=[dict(name=name, at=at(values)) for name, values in self.presets.items()],
         )
 
     def grid(self, most: int = MOST_STATES) -> dict[str, Any]:
         """What a page without a kernel shows: its frame, and what `render` makes of each of at most
         `most` states. Raises ValueError where choices alone make more."""
-        dials = self.dials(most)
-        views = draw_states(lambda **state: markup(self.render(**state), self.alt), dials)
+        dials = self.dials(most)  # the last one moves fastest
+        states = itertools.product(*(one.values for one in dials))
+        views = [markup(self.render(**dict(zip(self.controls, x))), self.alt) for x in states]
         return {**self.framing(dials), **share_parts(views)}
 
     def save_html(self, path: str | Path, most: int = MOST_STATES) -> Path:
@@ -418,9 +371,7 @@ class Explorer:
         return path
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        values = " · ".join(
-            f"{name.replace('_', ' ')} {value}" for name, value in self.state().items()
-        )
+        values = " · ".join(f"{n.replace('_', ' ')} {x}" for n, x in self.state().items())
         said = f"{self.head()}{element('p', escape(values))}{self.view.value}"
         static = element("div", element("style", asset("dials.css")), said, class_="rlhf-dials")
         return notebook_bundle(self.box, static, f"Explorer({values})", **kwargs)

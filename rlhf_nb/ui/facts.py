@@ -11,13 +11,9 @@ from rlhf_nb.ui.html import Html, element, inline, visible
 from rlhf_nb.ui.viz import tint
 from rlhf_nb.world import TOLD
 
+_VALUES = {slot: f"(?P<{slot}>{'|'.join(values)})" for slot, values in FACTS.items()}
 _TOLD = [
-    re.compile(
-        re.escape(sentence)
-        .replace(r"\{", "{")
-        .replace(r"\}", "}")
-        .format(**{slot: f"(?P<{slot}>{'|'.join(values)})" for slot, values in FACTS.items()})
-    )
+    re.compile(re.escape(sentence).replace(r"\{", "{").replace(r"\}", "}").format(**_VALUES))
     for sentences in TOLD.values()
     for sentence in sentences
 ]
@@ -100,13 +96,9 @@ def judged_text(summary: str, facts: Mapping[str, str]) -> Html:
             return element("mark", f"{word}✗", class_="fact invented", title=about)
         return escape(word)
 
-    return Html(_with_marks(summary, mark) + missing_facts(summary, facts))
-
-
-def missing_facts(summary: str, facts: Mapping[str, str]) -> str:
-    "The facts that a summary leaves out (○); nothing where it leaves out none."
     missing = [
         element("mark", f"○ {slot}: {escape(facts[slot])}", class_="fact missing")
-        for slot in claims_of(summary, facts)["missing"]
+        for slot in claims["missing"]
     ]
-    return element("span", f"missing: {' '.join(missing)}", class_="misses") if missing else ""
+    after = element("span", f"missing: {' '.join(missing)}", class_="misses") if missing else ""
+    return Html(_with_marks(summary, mark) + after)

@@ -25,7 +25,7 @@ from rlhf_nb.base.loading import pretrained_tokenizer
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.packing import on_tokens
 from rlhf_nb.rollout import SIGNALS, Rollout, token_texts
-from rlhf_nb.ui.run_files import Updates, episode_numbers, means_of, rollout_files
+from rlhf_nb.ui.run_files import Updates, rollout_files
 
 Row = dict[str, Any]  # an episode, by the names of a file's columns or of a rollout
 
@@ -211,14 +211,7 @@ def read_table(path: Path, notes: list[str] | None = None) -> list[Row]:
             case _:
                 raise ValueError(f"not one of {', '.join(SUFFIXES)}")
         return table_of(rows, "its rows")
-    except (
-        ValueError,
-        OSError,
-        TypeError,
-        NotImplementedError,
-        RecursionError,
-        ParserWarning,
-    ) as error:
+    except (ValueError, OSError, TypeError, RuntimeError, ParserWarning) as error:
         raise ValueError(
             f"{path} cannot be read ({' '.join(str(error).split())[:300]}): give a table of "
             f"episodes that ends in {', '.join(SUFFIXES)}, a folder of them, or the output_dir of "
@@ -239,8 +232,7 @@ def table_files(folder: Path, notes: list[str] | None = None) -> list[Path]:
     shape = lambda file: re.sub(r"\d+", "#", file.name)
     shapes = Counter(map(shape, inside[0] or inside[1])).most_common()
     files = [file for file in inside[0] or inside[1] if shape(file) == shapes[0][0]]
-    if notes is not None and len(files) < sum(map(len, inside)):
-        others = sum(map(len, inside)) - len(files)
+    if (others := sum(map(len, inside)) - len(files)) and notes is not None:
         notes.append(f"Only files named like {quoted(files[0].name)} are read, not {others} more.")
     return sorted(files, key=lambda file: (file_number(file), file.name))
 
@@ -266,10 +258,8 @@ def mapping_of(
     columns, name = _columns(rows), format_of(rows)
     is_sum = lambda target, its: target == "scores" and its not in columns
     parts = lambda target, its: its.split("+") if is_sum(target, its) else [its]
-    known = {target: column.lstrip("?") for target, column in FORMATS[name or OURS].items()}
-    for target in [target for target, column in known.items() if "*" in column]:
-        known[target] = "+".join(fnmatch.filter(columns, known[target]))
-    known = {target: its for target, its in known.items() if {*parts(target, its)} <= {*columns}}
+    found = lambda its: "+".join(fnmatch.filter(columns, its.lstrip("?")))
+    known = {target: x for target, its in FORMATS[name or OURS].items() if (x := found(its))}
     mapping = {target: column for target, column in (known | given).items() if column}
     missing = {its for pair in mapping.items() for its in parts(*pair)} - {*columns}
     unknown = [*({*given} - {*TARGETS}), *missing]
@@ -343,8 +333,7 @@ def _tensor(values: list[Any], name: str, lengths: list[int], unit: str, notes: 
     Scores are [B], and sums of lists, where one does not fit."""
     given = list(map(_plain, values))
     lists, rows = list(map(as_numbers, given)), range(len(given))
-    padded = lambda its, n: unit == "tokens" and len(its) > n and not any(its[n:])
-    fits = lambda its, n: len(its) == n or padded(its, n)
+    fits = lambda its, n: len(its) == n or (unit == "tokens" and len(its) > n and not any(its[n:]))
     bad = [i for i in rows if not (isinstance(given[i], list) and fits(lists[i], lengths[i]))]
     if name in SCORES and (bad or not all(np.isfinite(its).all() for its in lists)):
         sums = [sum(its) if its else math.nan for its in lists]
@@ -436,13 +425,16 @@ def rollout_from(
     for row, (one, n) in enumerate(zip(episodes, lengths)):
         if unit == "tokens" and len(its := one.get("masked", [])) == n:
             masked[row, :n] = torch.tensor(its)
+    info: dict[str, Any] = dict(update=update, unit=unit, notes=notes)
     if masked.any():
+        info["masked"] = masked.tolist()
         notes.append("Grey tokens are masked: nothing is learnt from them, and their KL is 0.")
         made["kl"] = None if made["kl"] is None else made["kl"].masked_fill(masked, 0.0)
     absent = [name for name, x in made.items() if x is None and name != "raw_scores"]
     notes.append(f"Not in this file: {', '.join(absent)}." if absent else "Nothing is missing.")
     empty: Any = torch.zeros(len(episodes), 0, dtype=torch.long)
     others = [one.get("columns", {}) for one in episodes]
+    named = lambda name: f"{name} (of the file)" if name in TAKEN else name
     return Rollout(
         empty,
         empty.bool(),
@@ -453,12 +445,8 @@ def rollout_from(
         conversations=[turns_of(x) or text_of(x) for x in column("prompt")],
         responses=responses if "response" in targets else ["".join(row) for row in tokens],
         tokens=tokens,
-        columns={
-            f"{name} (of the file)" if name in TAKEN else name: [_cell(x.get(name)) for x in others]
-            for name in _columns(others)
-        },
-        info=dict(update=update, unit=unit, notes=notes)
-        | (dict(masked=masked.tolist()) if masked.any() else {}),
+        columns={named(x): [_cell(one.get(x)) for one in others] for x in _columns(others)},
+        info=info,
     )
 
 
@@ -520,6 +508,7 @@ class ForeignRun(Updates):
         if not self._episodes:
             raise ValueError(f"{self.path} has no file that ends in {', '.join(OF_FOLDER)}.")
         self.files = dict.fromkeys(sorted(self._episodes))
+        self.counted = self.rollout(min(self.files)).info["unit"]
 
     def _take(self, rows: Sequence[Row], update: int, source: str, notes: list[str]) -> None:
         "Add one table."
@@ -532,22 +521,6 @@ class ForeignRun(Updates):
             its = self._notes.setdefault(int(step), [])
             its += [note for note in notes if note not in its]
 
-    @property
-    def counted(self) -> str:  # type: ignore[override]
-        "Words, where neither tokens nor a tokenizer for their ids are there."
-        return self.rollout(min(self.files)).info["unit"]
-
-    @property
-    def log(self) -> pd.DataFrame:  # type: ignore[override]
-        "Means of each update, as a trainer would have logged them."
-        return means_of(self)
-
     def _read(self, update: int) -> Rollout:
         notes = self._notes[update] + self._left_out
         return rollout_from(self._episodes[update], update, notes, self.tokenizer)
-
-    def _count(self, update: int) -> pd.DataFrame:
-        return episode_numbers(vars(self.rollout(update)))
-
-    def _texts(self, update: int) -> list[str]:
-        return [text_of(one.get("prompt")) for one in self._episodes[update]]

@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import cache
 from html import escape, unescape
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -63,10 +64,7 @@ def _plain_text(markup: str) -> str:
         for _, inner in blocks
     ]
     cells = [row for row in rows if len(row) > 1]
-    widths = [
-        max(len(row[i]) for row in cells if i < len(row))
-        for i in range(max(map(len, cells), default=0))
-    ]
+    widths = [max(map(len, column)) for column in zip_longest(*cells, fillvalue="")]
     lines = ["  ".join(map(str.rjust, row, widths)) if len(row) > 1 else row[0] for row in rows]
     return "\n".join(lines) or _inner_text(markup)
 
@@ -98,11 +96,6 @@ def visible(
         return f"⟨U+{ord(character):04X}⟩" if hidden else character
 
     return "".join(map(show, str(text)))
-
-
-def hover_title(value: float | None) -> str | None:
-    "What a rounded number shows on hover: all of itself; None for None."
-    return None if value is None else f"{value:.6g}"
 
 
 def safe_text(text: object) -> str:
@@ -278,7 +271,7 @@ def points(value: float, digits: int = 1) -> str:
 
 def exact(text: str, value: float | None) -> Html:
     "A rounded number that shows the exact one on hover."
-    return element("span", escape(text), title=hover_title(value))
+    return element("span", escape(text), title=value)
 
 
 def duration(seconds: float) -> str:

@@ -127,10 +127,6 @@ def arrow(points: Sequence[tuple[float, float]], dashed: bool = False) -> str:
     return shaft + element("polygon", class_="head", points=head, fill=MUTED)
 
 
-def group(kind: str, *parts: str) -> str:
-    return element("g", *parts, class_=kind)
-
-
 def picture_card(height: float, label: str, *parts: str) -> Picture:
     "The whole picture, on a card of its own colour so that it reads on white and on black."
     card = rectangle(1, 1, WIDTH - 2, height - 2, "card", CARD, EDGE)
@@ -158,14 +154,14 @@ def step_box(step: Step, x: float, y: float, w: float, h: float, marked: bool = 
     if not small:
         lines = enumerate(step.lines)
         parts += [words(x + w / 2, y + 46 + 18 * i, line, "line", 13) for i, line in lines]
-    return group(f"step{' small' * small}{' marked' * marked}", *parts)
+    return element("g", *parts, class_=f"step{' small' * small}{' marked' * marked}")
 
 
 def loop_frame(x: float, y: float, w: float, h: float, marked: bool = False) -> str:
     "The frame around the steps that are repeated."
     stroke, thick = (ACCENT, 3) if marked else (LINE, 1.2)
     frame = rectangle(x, y, w, h, "frame", "none", stroke, thick)
-    return group("around" + " marked" * marked, frame)
+    return element("g", frame, class_="around" + " marked" * marked)
 
 
 # ---- The strip ----
@@ -227,7 +223,8 @@ def model_boxes(x: float, y: float) -> str:
         box = rectangle(left, y, 137, 62, f"box {kind}", fill)
         lines = words(left + 68, y + 39, start, "line", 12)
         lines += words(left + 68, y + 54, then, "line", 12)
-        parts.append(group("model", box, words(left + 68, y + 20, title, "title", 13), lines))
+        name = words(left + 68, y + 20, title, "title", 13)
+        parts.append(element("g", box, name, lines, class_="model"))
     return "".join(parts)
 
 
@@ -237,7 +234,7 @@ def response_tokens(x: float, y: float) -> str:
     for i, token in enumerate([*RESPONSE, "pad", "pad"]):
         left, fill = x + 48 * i, FROZEN if token == "pad" else PAPER
         box = rectangle(left, y, 44, 22, "box frozen" if token == "pad" else "box", fill)
-        parts.append(group("token", box, words(left + 22, y + 15, token, "line", 12)))
+        parts.append(element("g", box, words(left + 22, y + 15, token, "line", 12), class_="token"))
     zero = y + 54
     for i, height in enumerate(RESPONSE.values()):
         kind, fill = ("minus", MINUS) if height < 0 else ("plus", PLUS)

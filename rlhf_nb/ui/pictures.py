@@ -4,6 +4,8 @@ credit travels, and the clipped loss. Each is a function from numbers to a pictu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from matplotlib import pyplot as plt
@@ -174,10 +176,6 @@ def axis(x0: float, x1: float, y: float) -> str:
     return element("line", class_="axis", **ends, stroke=LINE, stroke_width=1)
 
 
-def kl_sheet(height: float, label: str, *parts: str) -> Picture:
-    return picture_card(height, label, element("style", asset("kl.css")), *parts)
-
-
 # ---- Two distributions, and what four estimators make of samples ----
 
 PLACES = torch.arange(-12, 12.1, 0.25, dtype=torch.float64)  # 97 tokens, on a line
@@ -257,10 +255,11 @@ def kl_picture(
         ]
     count = "1 token" if tokens == 1 else f"{tokens} tokens"
     keys = (("ink", "", "log π", 24), ("grey", "5 3", "log π_{ref}", 110))
-    return kl_sheet(
+    return picture_card(
         284,
         f"Policy and reference, {drift:g} apart; exact KL {exact:.3f}. Averages over {BATCHES:,} "
         f"batches of {count}: {'; '.join(labels)}.",
+        element("style", asset("kl.css")),
         kl_words(24, 30, "k1 of a token: log π − log π_{ref}", "title", 15),
         *(line([(x, 50), (x + 24, 50)], color, dash) for color, dash, _, x in keys),
         *(kl_words(x + 30, 54, text, "text", 12) for _, _, text, x in keys),
@@ -315,16 +314,10 @@ def arc(
 ) -> str:  # from the surprise at `start` to the token at `end`, as faint as its share is small
     "As wide as the surprise is large."
     color, low, high = (UP if value > 0 else DOWN), y + ARCS, y + ARCS / 2
-    return element(
-        "path",
-        class_=f"from-{side(value)}",
-        fill="none",
-        stroke=color,
-        stroke_linecap="round",
-        d=f"M{start:.1f} {y:.1f}C{start:.1f} {high:.1f} {end:.1f} {high:.1f} {end:.1f} {low:.1f}",
-        stroke_width=f"{1.5 + 6 * abs(value) / largest:.1f}",
-        opacity=f"{share:.3f}",
-    )
+    d = f"M{start:.1f} {y:.1f}C{start:.1f} {high:.1f} {end:.1f} {high:.1f} {end:.1f} {low:.1f}"
+    stroke = dict(fill="none", stroke=color, stroke_linecap="round")
+    look = dict(stroke_width=f"{1.5 + 6 * abs(value) / largest:.1f}", opacity=f"{share:.3f}")
+    return element("path", class_=f"from-{side(value)}", **stroke, d=d, **look)
 
 
 def stack_bars(
@@ -395,21 +388,17 @@ def gae_picture(
     deltas = [float(x) for x in deltas]
     lams = [float(x) for x in lam] if isinstance(lam, Sequence) else [float(lam)]
     rows = [deltas, *(term for x in lams for term in shares(deltas, gamma * x))]
-    highs = [max(0.0, *deltas), max(sum(max(x, 0.0) for x in row) for row in rows[1:])]
-    lows = [
-        max(0.0, *(-x for x in deltas)),
-        max(sum(max(-x, 0.0) for x in row) for row in rows[1:]),
-    ]
+    above = lambda row, sign=1: sum(max(sign * x, 0.0) for x in row)
+    highs = [max(0.0, *deltas), max(map(above, rows[1:]))]
+    lows = [max(0.0, *(-x for x in deltas)), max(above(row, -1) for row in rows[1:])]
     scale = BARS / (max(high + low for high, low in zip(highs, lows)) or 1.0)
     zero = 34 + LABEL + highs[0] * scale
     arcs_at = zero + lows[0] * scale + 2 * LABEL
     below = arcs_at + ARCS + 12 + highs[1] * scale
     bottom = below + lows[1] * scale + LABEL + 3
-    width = (WIDTH - 20) / len(lams)
+    width, heights = (WIDTH - 20) / len(lams), ((zero, below), arcs_at, bottom)
     panels = [
-        panel(
-            10 + width * i, width, tokens, deltas, gamma, x, scale, (zero, below), arcs_at, bottom
-        )
+        panel(10 + width * i, width, tokens, deltas, gamma, x, scale, *heights)
         for i, x in enumerate(lams)
     ]
     sums = "; ".join(
@@ -454,14 +443,8 @@ def path(kind: str, points: list[tuple[float, float]], color: str, thick: float,
 
 def push_arrow(x: float, y: float, way: int) -> str:
     "A short arrow to the right (more likely) or to the left."
-    tip = x + 26 * way
-    return path(
-        "push",
-        [(x, y), (tip, y), (tip - 7 * way, y - 5), (tip, y), (tip - 7 * way, y + 5)],
-        INK,
-        2,
-        "",
-    )
+    tip, back = x + 26 * way, x + 19 * way
+    return path("push", [(x, y), (tip, y), (back, y - 5), (tip, y), (back, y + 5)], INK, 2, "")
 
 
 def half(
@@ -523,18 +506,16 @@ def clip_picture(
         edges = [(1 + high, up_to)] if advantage > 0 else [(0.0, 1 - cliprange)]
         if advantage < 0 and dual_clip is not None and dual_clip < up_to:
             edges.append((dual_clip, up_to))
-        loss = lambda r, a=advantage: loss_of(r, a, cliprange, cliprange_high)
-        dual = (
-            None
-            if dual_clip is None
-            else lambda r, a=advantage: loss_of(r, a, cliprange, cliprange_high, dual_clip)
+        loss = partial(
+            loss_of, advantage=advantage, cliprange=cliprange, cliprange_high=cliprange_high
         )
+        dual = None if dual_clip is None else partial(loss, dual_clip=dual_clip)
         halves.append(half(left, advantage, up_to, loss, edges, dual))
         halves.append(words(left - 14, TOP + 12, "loss", "number", 12, "end"))
+    also = "" if dual_clip is None else f", and with the dual clip none above {dual_clip:g}"
     label = (
         f"The policy loss over the ratio. A good token has no gradient above {1 + high:g}, a bad "
-        f"one none below {1 - cliprange:g}"
-        + ("." if dual_clip is None else f", and with the dual clip none above {dual_clip:g}.")
+        f"one none below {1 - cliprange:g}{also}."
     )
     return picture_card(TOP + HEIGHT + 46, label, element("style", asset("clip.css")), *halves)
 
@@ -561,15 +542,8 @@ def push_map(
     ends = ["#7ab0e8", "#ffffff", "#f4a259"]
     colours = LinearSegmentedColormap.from_list("signed", ends)
     figure, axis = plt.subplots(figsize=(6, 3.4))
-    shown = axis.imshow(
-        push.numpy(),
-        cmap=colours,
-        vmin=-4,
-        vmax=4,
-        origin="lower",
-        aspect="auto",
-        extent=(0, 2, -3, 3),
-    )
+    place: dict[str, Any] = dict(origin="lower", aspect="auto", extent=(0, 2, -3, 3))
+    shown = axis.imshow(push.numpy(), cmap=colours, vmin=-4, vmax=4, **place)
     flat = (push == 0).float().numpy()
     axis.contourf(
         *(x.numpy() for x in map_grid()), flat, levels=[0.5, 2], colors="none", hatches=["///"]

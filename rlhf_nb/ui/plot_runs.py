@@ -36,11 +36,10 @@ def group_runs(
     shared = os.path.commonpath(parents) if len(set(plain)) > 1 else str(parents[0])
     names = groups or [os.path.relpath(path, shared or ".") for path in plain]
     firsts = {Path(run).resolve(): i for i, run in reversed([*enumerate(runs)])}
-    once = [(runs[i], names[i]) for i in sorted(firsts.values())]
-    return {
-        name: [run for run, other in once if other == name]
-        for name in dict.fromkeys(name for _, name in once)
-    }
+    found: dict[str, list[str]] = {}
+    for i in sorted(firsts.values()):
+        found.setdefault(names[i], []).append(runs[i])
+    return found
 
 
 def choose_metrics(
@@ -95,12 +94,12 @@ def over_runs(
     logs: Sequence[Log],
     metric: str,
     x: str,  # episode or step
-) -> pd.DataFrame | None:  # mean, least, most, runs; None where no run logged it
+) -> pd.DataFrame:  # mean, least, most, runs; empty where no run logged it
     """One metric of several runs, where all that went so far have a point; a run that ended early
     is as far as it is. NaN where one of them logged NaN. ValueError where they share no point."""
     lines = [line for log in logs if len(line := line_of(log, metric, x))]
     if not lines:
-        return None
+        return pd.DataFrame(columns=["mean", "least", "most", "runs"], dtype=float)
     places, at_once = shared_places(lines), any(fnmatch(metric, p) for p in AT_ONCE)
     if not all(line.index.isin(places).any() for line in lines):
         raise ValueError(
@@ -143,38 +142,14 @@ def plot_runs(
     least to the most where there are several. A line has a gap where a run logged NaN."""
     x = axis_of([log for runs in logs.values() for log in runs])
     lines = {(name, m): over_runs(runs, m, x) for name, runs in logs.items() for m in metrics}
-    names = [name for name in logs if any(lines[name, m] is not None for m in metrics)]
     labels = {
-        name: name if len(logs[name]) == 1 else f"{name} ({len(logs[name])} runs)" for name in names
+        name: name if len(runs) == 1 else f"{name} ({len(runs)} runs)"
+        for name, runs in logs.items()
+        if any(len(lines[name, m]) for m in metrics)
     }
-    means = [
-        line["mean"].rename_axis(x).rename(metric).reset_index().assign(run=labels[name])
-        for name in names
-        for metric in metrics
-        if (line := lines[name, metric]) is not None
-    ]
+    drawn = {m: [(label, lines[name, m]) for name, label in labels.items()] for m in metrics}
     several = any(len(runs) > 1 for runs in logs.values())
-    from rlhf_nb.ui.viz import curves  # seconds, for torch, that a line in the terminal spares
+    title = "mean of the runs, in a band from the least to the most" if several else None
+    from rlhf_nb.ui.viz import panels  # seconds, for torch, that a line in the terminal spares
 
-    figure = curves(
-        pd.concat(means, ignore_index=True),
-        list(metrics),
-        x=x,
-        ncols=ncols,
-        title="mean of the runs, in a band from the least to the most" if several else None,
-    )
-    for axis, metric in zip(figure.axes, metrics):
-        for name, drawn in zip(names, axis.get_lines()):
-            if (line := lines[name, metric]) is None:
-                continue
-            drawn.set_data(line.index.to_numpy(), line["mean"].to_numpy())  # with its gaps
-            if len(logs[name]) > 1:
-                axis.fill_between(
-                    line.index,
-                    line["least"],
-                    line["most"],
-                    color=drawn.get_color(),
-                    alpha=0.2,
-                    linewidth=0,
-                )
-    return figure
+    return panels(drawn, x, ncols, title)

@@ -6,29 +6,27 @@ from collections.abc import Sequence
 
 import pandas as pd
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rlhf_nb.preferences import calibration_error
 from rlhf_nb.ui.viz import curves
 
 
-def calibration_plot(
-    table: pd.DataFrame,  # of `calibration`
-) -> Figure:
-    """Observed against predicted, with the number of pairs at each point; a calibrated
-    model is on the diagonal."""
+def _note(axis: Axes, text: str, at: tuple, shift: tuple[int, int], side: str = "left") -> None:
+    "A small text beside a point, so many points away from it."
+    axis.annotate(text, at, xytext=shift, textcoords="offset points", ha=side, fontsize=8)
+
+
+def calibration_plot(table: pd.DataFrame) -> Figure:
+    """Observed against predicted, from the table of `calibration`, with the number of pairs at each
+    point; a calibrated model is on the diagonal."""
     figure, axis = plt.subplots(figsize=(4.2, 3.6), layout="constrained")
     plt.close(figure)  # the caller shows it: once is enough
     axis.plot([0.5, 1], [0.5, 1], color="#777777", linestyle="--", label="perfectly calibrated")
     axis.plot(table.predicted, table.observed, color="#1f5fa8", marker="o", label="this model")
     for place in table.itertuples():
-        axis.annotate(
-            f"{place.pairs:,}",
-            (place.predicted, place.observed),
-            xytext=(4, -11),
-            textcoords="offset points",
-            fontsize=8,
-        )
+        _note(axis, f"{place.pairs:,}", (place.predicted, place.observed), (4, -11))
     axis.set(
         xlabel="predicted probability of being right",
         ylabel="observed share that was right",
@@ -46,16 +44,9 @@ def _name_tops(figure: Figure, columns: Sequence[str], points: pd.DataFrame, x: 
         for _, line in points.dropna(subset=[x, column]).groupby("run", sort=False):
             top = line.iloc[line[column].to_numpy().argmax()]
             mark = next((name for name in ("n", "update") if pd.notna(top.get(name))), None)
-            at, side = ((-4, 3), "right") if mark == "n" else ((0, 6), "center")
+            shift, side = ((-4, 3), "right") if mark == "n" else ((0, 6), "center")
             if mark:
-                axis.annotate(
-                    f"{mark} {int(top[mark])}",
-                    (top[x], top[column]),
-                    textcoords="offset points",
-                    xytext=at,
-                    ha=side,
-                    fontsize=8,
-                )
+                _note(axis, f"{mark} {int(top[mark])}", (top[x], top[column]), shift, side)
 
 
 def plot_frontier(

@@ -7,7 +7,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,22 +36,11 @@ def draw_pairs(
         complete(model, tokenizer, data["prompt"], response_length, temperature, seed=2 * seed + i)
         for i in range(2)
     )
-
-    def fits(i: int) -> bool:
-        return all(
-            (
-                one.stopped[i],
-                two.stopped[i],
-                one.texts[i],
-                two.texts[i],
-                one.texts[i] != two.texts[i],
-            )
-        )
-
+    drawn = zip(data, one.texts, two.texts, one.stopped, two.stopped)
     rows = [
-        {**row, "answer_1": one.texts[i], "answer_2": two.texts[i]}
-        for i, row in enumerate(data)
-        if fits(i)
+        {**row, "answer_1": first, "answer_2": second}
+        for row, first, second, *stopped in drawn
+        if all(stopped) and first and second and first != second
     ]
     if not rows:
         raise ValueError(
@@ -107,10 +96,8 @@ def checked_pairs(
     """Prompt and answers of each row. Raises ValueError, naming the row, where nobody could label
     it."""
     pairs: list[dict[str, Any]] = []
-    wanted = (
-        f"give columns {answers[0]} and {answers[1]} (answers= says how they are called), and "
-        "prompt"
-    )
+    one, two = answers
+    wanted = f"give columns {one} and {two} (answers= says how they are called), and prompt"
     for number, row in enumerate(data):
         if missing := [name for name in answers if name not in row]:
             raise ValueError(f"the data have columns {list(row)} and lack {missing}: {wanted}.")
@@ -156,19 +143,17 @@ class LabelFile:
         "All whole lines. Raises ValueError on one in the middle that is no JSON object."
         self.seen = self.stamp()  # before it is read: what comes in between is noticed later
         raw = self.path.read_bytes() if self.path.exists() else b""
-        lines, records, self.size = raw.splitlines(keepends=True), [], 0
-        for number, line in enumerate(lines, 1):
-            record = _object_of(line)
-            if record is not None:
-                records.append(record)
-                self.size += len(line)
-            elif number < len(lines):
-                raise ValueError(
-                    f"{self.path.name}, line {number} is no JSON object: {line[:60]!r}. Fix or "
-                    "delete that line; all others are kept."
-                )
-        self.torn = len(raw) - self.size
-        return records
+        lines = raw.splitlines(keepends=True)
+        records = list(map(_object_of, lines))
+        if None in records[:-1]:
+            bad = records.index(None)
+            raise ValueError(
+                f"{self.path.name}, line {bad + 1} is no JSON object: {lines[bad][:60]!r}. Fix or "
+                "delete that line; all others are kept."
+            )
+        self.torn = len(lines[-1]) if records[-1:] == [None] else 0
+        self.size = len(raw) - self.torn
+        return [record for record in records if record is not None]
 
     def append(self, record: Mapping[str, Any]) -> None:
         """One more line, in place of a torn one. Raises ValueError where somebody else has written
@@ -270,30 +255,25 @@ def report_lines(labels: Labels) -> dict[str, str]:
         "" if low <= 0.5 <= high else ": the place seems to decide, so read both before you choose"
     )
     hasty = sum(x < 1 for x in seconds)
+    pace = f"{median(seconds):.1f} s (median), {hasty} in under a second" if seconds else "none yet"
     lines = {
         "labelled": f"{len(labels.fresh)} pairs: {decided} decided, {len(labels.fresh) - decided} "
-        "ties (kept in the "
-        f"file, left out of training), {twice} shown again, {labels.undone} taken back",
-        "time a pair": f"{median(seconds):.1f} s (median), {hasty} in under a second"
-        if seconds
-        else "none yet",
+        "ties (kept in the file, left out of training), "
+        f"{twice} shown again, {labels.undone} taken back",
+        "time a pair": pace,
         "agreement with yourself": share_sentence(same, twice),
         "answer 1 was taken": share_sentence(first, of) + lean,
     }
-    return lines | (
-        {
-            "torn": f"{labels.torn} bytes of a last line were not written to their end and are "
-            "passed over"
-        }
-        if labels.torn
-        else {}
-    )
+    if labels.torn:
+        lines["torn"] = (
+            f"{labels.torn} bytes of a last line were not written to their end and are passed over"
+        )
+    return lines
 
 
-def read_labels(
-    path: str | Path,  # of label_preferences
-) -> Labels:
-    "The choices of a file. Raises FileNotFoundError, or ValueError on a line that is no choice."
+def read_labels(path: str | Path) -> Labels:
+    """The choices of a file of `label_preferences`. Raises FileNotFoundError, or ValueError on a
+    line that is no choice."""
     file = LabelFile(path)
     if not file.path.exists():
         raise FileNotFoundError(f"there is no file {file.path}: label_preferences writes one.")
@@ -302,31 +282,26 @@ def read_labels(
     return Labels(rows, (len(records) - len(rows)) // 2, file.torn)
 
 
-def load_preferences(
-    path: str | Path,  # of label_preferences
-) -> Dataset:  # prompt, chosen, rejected, pair; without prompt where there was none
-    """The decided pairs of a file, as RewardTrainer takes them; ties, repeats and what was taken
-    back are left out. `read_labels` counts them."""
+def load_preferences(path: str | Path) -> Dataset:
+    """The decided pairs of a file of `label_preferences`, as RewardTrainer takes them: chosen,
+    rejected, pair, and prompt where there was one. Ties, repeats and what was taken back are left
+    out; `read_labels` counts them."""
     return read_labels(path).training()
 
 
 class PersonJudge:
-    """The choices of a file as a judge for `judge_pairs`. Raises what `read_labels`
-    raises."""
+    """The choices of a file of `label_preferences` as a judge for `judge_pairs`. Raises what
+    `read_labels` raises."""
 
     name = "a person"
 
-    def __init__(
-        self,
-        path: str | Path,  # of label_preferences
-    ):
+    def __init__(self, path: str | Path):
         self.rows = read_labels(path).fresh
         self.verdicts: dict[tuple[str, ...], float] = {}
         for row in self.rows:
-            texts = tuple(map(turns_text, (row["prompt"], *row["answers"])))
+            prompt, one, two = map(turns_text, (row["prompt"], *row["answers"]))
             verdict = {"1": 0.0, "2": 1.0, "0": 0.5}[row["choice"]]
-            self.verdicts[texts] = verdict
-            self.verdicts[texts[0], texts[2], texts[1]] = 1 - verdict
+            self.verdicts |= {(prompt, one, two): verdict, (prompt, two, one): 1 - verdict}
 
     def usage(self) -> str:
         "How many pairs were judged, for a report."
@@ -419,21 +394,11 @@ class Labelling:
                 "while a pair is shown."
             )
         prompt, both = self.answers()
-        one, two = both
-        sides: dict[str, tuple[Turns | None, Turns | None]]
-        sides = {"1": (one, two), "2": (two, one), "0": (None, None)}
+        sides: dict[str, Sequence[Turns | None]]
+        sides = {"1": both, "2": both[::-1], "0": (None, None)}
         chosen, rejected = sides[key]
-        row = dict(
-            prompt=prompt,
-            chosen=chosen,
-            rejected=rejected,
-            answers=both,
-            choice=key,
-            pair=at.pair,
-            left=at.left,
-            again=at.again,
-            seconds=round(now - self.since, 2),
-        )
+        row: dict[str, Any] = dict(prompt=prompt, chosen=chosen, rejected=rejected, answers=both)
+        row |= dict(choice=key, **asdict(at), seconds=round(now - self.since, 2))
         self.file.append(row)
         self.rows, self.since = [*self.rows, row], now
 

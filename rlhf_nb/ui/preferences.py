@@ -15,11 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf_nb.reward import RewardConfig
 from rlhf_nb.sft import load_processing_class
 from rlhf_nb.training.prompts import turns_text
-from rlhf_nb.ui.explore import (
-    action_button,
-    notebook_bundle,
-    side_by_side,
-)
+from rlhf_nb.ui.explore import action_button, notebook_bundle, side_by_side
 from rlhf_nb.ui.html import (
     data_table,
     element,
@@ -49,11 +45,9 @@ def _pane(name: str, text: str) -> Html:
     return element("section", element("h4", safe_text(name)), words, class_="pane")
 
 
-def render_labelling(
-    work: Labelling,
-    note: str = "",  # what the last key did
-) -> Html:
-    "The pair that waits for a choice, how far one is, and how good the labels are so far."
+def render_labelling(work: Labelling, note: str = "") -> Html:
+    """The pair that waits for a choice, how far one is, what the last key did (`note`), and how
+    good the labels are so far."""
     done, total, name = len(work.rows), len(work.order), work.file.path.name
     place = element("b", f"Choice {min(done + 1, total)} of {total}")
     after = f" · {done} saved in {name}{f' · {note}' if note else ''}"
@@ -63,11 +57,8 @@ def render_labelling(
     ]
     if work.showing is None:
         over = element("b", f"All {total} choices are made.")
-        parts.append(
-            element(
-                "p", over, safe_text(f" load_preferences({name!r}) gives them to RewardTrainer.")
-            )
-        )
+        then = safe_text(f" load_preferences({name!r}) gives them to RewardTrainer.")
+        parts.append(element("p", over, then))
     else:
         prompt, both = work.answers()
         if prompt is not None:
@@ -92,6 +83,7 @@ class PreferenceDesk:
     ):
         self.work, self.refit, self.refit_every = work, refit, refit_every
         self.refitted: Refit | None = None
+        self.view = widgets.HTML()  # the pair, and the last refit
         self.note, self.drawn = "", -math.inf  # drawn: when the view last answered a key
         self.busy = False  # while a key is answered, the field is written to from here
 
@@ -103,11 +95,10 @@ class PreferenceDesk:
         if self.work.clock() - self.drawn < _APART_SECONDS:
             self.note = f"“{key}” came at once after another key and was not counted"
         elif key == "u":
+            self.note = "there is no choice to take back"
             if rows:
                 self.work.undo()
-            self.note = (
-                "the last choice is taken back" if rows else "there is no choice to take back"
-            )
+                self.note = "the last choice is taken back"
         elif key not in ("0", "1", "2"):
             self.note = f"“{key}” is no key here: 1, 2, 0 (a tie), or u"
         elif self.work.showing is None:
@@ -171,11 +162,6 @@ class PreferenceDesk:
         return buttons
 
     @cached_property
-    def view(self) -> widgets.HTML:
-        "The pair, and the last refit."
-        return widgets.HTML()
-
-    @cached_property
     def box(self) -> widgets.VBox:
         "Controls above the pair, made at their first use."
         line = side_by_side(self.field, *self.buttons.values())
@@ -213,9 +199,8 @@ class PreferenceDesk:
         return notebook_bundle(self.box, self.draw(), repr(self), **kwargs)
 
     def __repr__(self) -> str:
-        return (
-            f"{len(self.work.rows)} of {len(self.work.order)} choices in {self.work.file.path.name}"
-        )
+        work = self.work
+        return f"{len(work.rows)} of {len(work.order)} choices in {work.file.path.name}"
 
 
 def label_preferences(

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +30,16 @@ from rlhf_nb.ui.episodes import (
     columns_of,
     conversation_of,
     episode_tokens,
+    filled,
     notes_of,
     number_of,
-    tensor_of,
     unit_of,
     when,
 )
 from rlhf_nb.ui.facts import facts_told
 from rlhf_nb.ui.html import add_blanks, asset, breakable, module, script_page
 from rlhf_nb.ui.viz import visible
-from rlhf_nb.ui.what_if import (
-    UNKNOWN,
-    lacking,
-    objective_of,
-    page_recipe,
-    reproduces,
-    unpenalized,
-)
+from rlhf_nb.ui.what_if import UNKNOWN, lacking, objective_of, page_recipe, reproduces, unpenalized
 from rlhf_nb.update import Objective
 
 # ---- An update as bytes ----
@@ -61,20 +54,17 @@ def _columns(frame: pd.DataFrame) -> dict[str, list[Any]]:
     usual = {"episode", "prompt", "response", "length", "stopped", "kl", "raw_score", "score"}
     columns: dict[str, list[Any]] = {}
     for name in (str(name) for name in frame.columns if name not in usual):
-        given = frame[name].tolist()
-        number = pd.api.types.is_numeric_dtype(frame[name])
-        columns[visible(name)] = [
-            (float(x) if math.isfinite(x) else None)
-            if number
-            else visible("" if x is None or x != x else str(x))  # nan is not itself
-            for x in given
-        ]
+        if pd.api.types.is_numeric_dtype(given := frame[name]):
+            columns[visible(name)] = _numbers(given)
+        else:  # nan is not itself
+            texts = ["" if x is None or x != x else str(x) for x in given.tolist()]
+            columns[visible(name)] = list(map(visible, texts))
     return columns
 
 
-def _numbers(x: Tensor) -> list[float | None]:
+def _numbers(x: Any) -> list[float | None]:
     "A number an episode; what JSON does not know becomes null."
-    return [v if math.isfinite(v) else None for v in x.double().tolist()]
+    return [float(v) if math.isfinite(v) else None for v in x.tolist()]
 
 
 def _stored_signals(shown: Shown, objective: Objective | None) -> dict[str, Tensor]:
@@ -82,11 +72,7 @@ def _stored_signals(shown: Shown, objective: Objective | None) -> dict[str, Tens
     r, computed = shown.rollout, FOLLOWS if objective else set()
     if objective and objective.kl_estimator == "full":
         computed = computed - {"kl"}
-    measured = {
-        name: tensor_of(r, name)
-        for name in SIGNALS
-        if getattr(r, name) is not None and name not in computed
-    }
+    measured = {name: x for name, x in filled(r, SIGNALS).items() if name not in computed}
     masked = torch.tensor(its) if (its := r.info.get("masked")) else None
     more = dict(now=shown.now, entropy=shown.entropy, masked=masked)
     return measured | {name: x for name, x in more.items() if x is not None}
@@ -112,17 +98,13 @@ def objective_for(
     carried = objective_of(r)
     objective = carried or chosen
     if objective is None:
-        return None, _default_objective(r), UNKNOWN
+        kl_coef = number_of(r, "kl_coef")
+        begin = Objective() if kl_coef is None or kl_coef < 0 else Objective(kl_coef=kl_coef)
+        return None, begin, UNKNOWN
     reproduced, sentence = reproduces(r, objective)
     if reproduced:
         return objective, None, sentence
     return None, None if carried else objective, sentence
-
-
-def _default_objective(r: Rollout) -> Objective:
-    "What a page begins with that asks the reader for the objective."
-    kl_coef = number_of(r, "kl_coef")
-    return Objective() if kl_coef is None or kl_coef < 0 else Objective(kl_coef=kl_coef)
 
 
 def _answers(r: Rollout, rows: Sequence[int]) -> tuple[list[str], np.ndarray]:
@@ -163,16 +145,15 @@ def packed_update(
         if asked not in prompts:
             prompts[asked] = len(prompts)
             turns.append(turns_of(conversation_of(r, e)))
-    arrays = [("widths", widths)]
-    for name, x in _stored_signals(shown, objective).items():
-        row = [x[e, : int(n[e])].detach().float() for e in rows]
-        arrays.append((name, torch.cat(row).numpy() if row else np.zeros(0, np.float32)))
-    scores = {name: getattr(r, name) for name in ("raw_scores", "scores")}
+    signals, scores = _stored_signals(shown, objective), filled(r, ("raw_scores", "scores"))
     if objective or asks:
         scores["unpenalized"] = unpenalized(r, objective)
         if scores["unpenalized"].dim() == 2:
-            earned = [scores["unpenalized"][e, : int(n[e])].float() for e in rows]
-            arrays.append(("earned", torch.cat(earned).numpy() if earned else np.zeros(0, "f4")))
+            signals["earned"] = scores["unpenalized"]
+    arrays = [("widths", widths)]
+    for name, x in signals.items():
+        row = [x[e, : int(n[e])].detach().float() for e in rows]
+        arrays.append((name, torch.cat(row).numpy() if row else np.zeros(0, np.float32)))
     picked = list(rows)
     header = dict(
         update=number_of(r, "update"),
@@ -193,7 +174,7 @@ def packed_update(
         unit=unit_of(r),
         notes=list(map(visible, notes_of(r))),
         arrays=[[name, x.size] for name, x in arrays],
-        **{name: _numbers(score_sums(x)[picked]) for name, x in scores.items() if x is not None},
+        **{name: _numbers(score_sums(x)[picked]) for name, x in scores.items()},
     )
     text = json.dumps(header, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
     body = b"".join(_planes(x) for _, x in arrays)
@@ -204,11 +185,6 @@ def _bad_form(r: Rollout, episode: int) -> bool | None:
     "Whether the gold judge finds an answer malformed; None where it does not know the prompt."
     facts = facts_told(r.prompts[episode]) if r.prompts else None
     return gold_judge(r.responses[episode], facts).malformed if facts and r.responses else None
-
-
-def visible_prompt(text: str) -> str:
-    "A prompt as it is shown: lines stay lines, what cannot be seen is made visible."
-    return visible(text, lines=True)
 
 
 CHAT = re.compile(  # a turn as common chat templates write it
@@ -223,8 +199,9 @@ def _prompt(text: str, turns: Sequence[tuple[str, str]]) -> dict[str, Any]:
     where the gold judge knows them."""
     facts: Mapping[str, str] | None = facts_told(text)
     turns = turns or [(role, said) for role, said in CHAT.findall(text) if said]
-    more = dict(facts=facts, turns=[[*map(visible_prompt, turn)] for turn in turns])
-    return dict(text=visible_prompt(text)) | {name: x for name, x in more.items() if x}
+    shown = partial(visible, lines=True)
+    more = dict(facts=facts, turns=[[*map(shown, turn)] for turn in turns])
+    return dict(text=shown(text)) | {name: x for name, x in more.items() if x}
 
 
 # ---- Widget and file ----

@@ -54,9 +54,8 @@ class Refit:
         """Labels that the model contradicts, the most confident first; sure is its probability of
         the other answer."""
         wrong = self.table[self.table.margin < 0].sort_values("margin", kind="stable")
-        return wrong.assign(
-            sure=torch.sigmoid(-torch.tensor(wrong.margin.to_numpy(dtype=float))).tolist()
-        )
+        sure = torch.sigmoid(-torch.tensor(wrong.margin.to_numpy(dtype=float)))
+        return wrong.assign(sure=sure.tolist())
 
     def verdict(self) -> str:
         "Accuracy on held-out labels, against chance."
@@ -64,13 +63,11 @@ class Refit:
         if not of:
             return "no held-out label yet: nothing can be said of labels that it has not seen"
         low, high = win_rate_interval(right, 0, of - right)
-        against = (
-            "better than a coin"
-            if low > 0.5
-            else "worse than a coin: are the labels the wrong way round?"
-            if high < 0.5
-            else "not to be told from a coin (50 %)"
-        )
+        against = "not to be told from a coin (50 %)"
+        if low > 0.5:
+            against = "better than a coin"
+        elif high < 0.5:
+            against = "worse than a coin: are the labels the wrong way round?"
         return f"{share_sentence(right, of)} of held-out labels predicted, {against}"
 
     def _repr_html_(self) -> str:
@@ -80,22 +77,14 @@ class Refit:
         return f"Refit(trained on {int((~self.table.held_out).sum())} labels; {self.verdict()})"
 
 
-def render_refit(
-    refit: Refit,
-    most: int = 8,  # disagreements that are shown
-) -> Html:
-    "What the model learned, and where it contradicts the person."
+def render_refit(refit: Refit, most: int = 8) -> Html:
+    "What the model learned, and the first of the pairs where it contradicts the person."
     wrong, trained = refit.disagreements(), int((~refit.table.held_out).sum())
-    rows = [
-        (
-            int(row["pair"]),
-            percent(row["sure"], 0),
-            "held out" if row["held_out"] else "trained on",
-            turns_text(row["chosen"]),
-            turns_text(row["rejected"]),
-        )
-        for row in wrong.head(most).to_dict("records")
-    ]
+    rows = []
+    for row in wrong.head(most).to_dict("records"):
+        label = "held out" if row["held_out"] else "trained on"
+        texts = map(turns_text, (row["chosen"], row["rejected"]))
+        rows.append((int(row["pair"]), percent(row["sure"], 0), label, *texts))
     title = element("b", f"Refitted on {trained} labels in {refit.seconds:.1f} s: ")
     parts = [element("p", title, safe_text(f"{refit.verdict()}."))]
     if rows:
@@ -151,10 +140,8 @@ def refit_reward_model(
     if not isinstance(scorer, PreTrainedModel):
         raise TypeError(f"the trained model is a {type(scorer).__name__}: give a PreTrainedModel.")
     margins = pair_margins(scorer, tokenizer, labels, settings.max_length).tolist()
-    kept = [
-        name for name in ("prompt", "chosen", "rejected", "pair") if name in labels.column_names
-    ]
-    table = pd.DataFrame(dict(pair=range(len(labels)))).assign(
-        **{name: labels[name][:] for name in kept}
-    )
-    return Refit(scorer, table.assign(margin=margins, held_out=held), time.monotonic() - start)
+    wanted = ("prompt", "chosen", "rejected", "pair")
+    kept = {name: labels[name][:] for name in wanted if name in labels.column_names}
+    table = pd.DataFrame(dict(pair=range(len(labels))))
+    table = table.assign(**kept, margin=margins, held_out=held)
+    return Refit(scorer, table, time.monotonic() - start)

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from rlhf_nb.base.files import DEMO_MARK
+from rlhf_nb.training.logs import logged_rows, read_object
 from rlhf_nb.training.metrics import Metric, in_order
 from rlhf_nb.ui.html import (
     data_table,
@@ -19,11 +20,7 @@ from rlhf_nb.ui.html import (
     percent,
     sections_markup,
 )
-from rlhf_nb.ui.run_files import (
-    log_lines,
-    ppo_lines,
-    read_json,
-)
+from rlhf_nb.ui.run_files import ppo_lines
 from rlhf_nb.ui.run_view import Run, curves_markup
 from rlhf_nb.ui.verdict import (
     best_and_worst,
@@ -46,16 +43,14 @@ def logged_panels(frame: pd.DataFrame) -> list[Metric]:
 def verdict_section(results: Mapping[str, Any]) -> str:
     "What the gold judge counted beside the wins and bad form of the headline."
     heads = ["Model", "Temperature", "Gold points", "Covered", "Invented", "Stopped", "Tokens"]
+    number = lambda value, digits=2: exact(number_text(value, digits), value)
     rows = [
         [
             row["model"].upper(),
             f"{row['temperature']:g}",
-            *(
-                exact(number_text(row.get(name)), row.get(name))
-                for name in ("gold", "covered", "invented")
-            ),
+            *(number(row.get(name)) for name in ("gold", "covered", "invented")),
             percent(row.get("stopped")),
-            exact(number_text(row.get("length"), 1), row.get("length")),
+            number(row.get("length"), 1),
         ]
         for row in results.get("verdict", [])
     ]
@@ -90,11 +85,7 @@ def reward_section(results: Mapping[str, Any]) -> str:
         ("Probe: perfect, or one fact wrong", "Wrong fact", "probe", "probe_by_slot"),
     ):
         shares = {"all": measured.get(whole), **(measured.get(parts) or {})}
-        rows = [
-            [name, percent(share), stretch(0, share)]
-            for name, share in shares.items()
-            if share is not None
-        ]
+        rows = [[name, percent(x), stretch(0, x)] for name, x in shares.items() if x is not None]
         if rows:
             tables.append(data_table(caption, [head, "Right", "From 0 to 100 %"], rows, "rates"))
     if not tables:
@@ -108,15 +99,12 @@ def reward_section(results: Mapping[str, Any]) -> str:
     return element("div", *tables, class_="pair") + element("p", hint)
 
 
-def demo_report(
-    folder: Path,  # of a run
-) -> str:  # markup; empty where no `rlhf-nb demo` wrote the folder
-    """Result, best and worst, curves and completions of a demo, which stand above its rollouts.
-    What is still to come is said in its place."""
+def demo_report(folder: Path) -> str:
+    """Result, best and worst, curves and completions of a demo, as the markup above its rollouts.
+    What is still to come is said in its place. Empty where no `rlhf-nb demo` wrote the folder."""
     if not (folder / DEMO_MARK).is_file():
         return ""
-    settings, results = read_json(folder / "settings.json"), read_json(folder / "results.json")
-    metrics = log_lines(folder / "metrics.jsonl")
+    settings, results = (read_object(folder / f"{name}.json") for name in ("settings", "results"))
     completions = completions_of_run(folder)
     examples = examples_section(completions)
     above = best_and_worst(completions) if examples else ()
@@ -124,17 +112,12 @@ def demo_report(
         "Verdict": headline(results, settings.get("quick", False), completions),
         **({"Best and worst": examples} if examples else {}),
         "Results": verdict_section(results),
-        "Curves": curve_panels(metrics),
+        "Curves": curve_panels(logged_rows(folder)),
         "Reward model": reward_section(results),
         "Completions side by side": posts_section(completions, above=above),
         "Rollouts": element("p", "What the policy wrote in each update, token by token."),
     }
-    lead = [
-        "PPO from preferences on the mini TL;DR world",
-        *(
-            f"{name} {settings[name]}"
-            for name in ("seed", "kl_coef", "episodes")
-            if name in settings
-        ),
-    ]
+    known = [name for name in ("seed", "kl_coef", "episodes") if name in settings]
+    lead = ["PPO from preferences on the mini TL;DR world"]
+    lead += [f"{name} {settings[name]}" for name in known]
     return element("div", sections_markup(" · ".join(lead), sections), class_="rlhf report")

@@ -17,12 +17,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlhf_nb.base.files import read_jsonl
 from rlhf_nb.packing import last_token, on_tokens, score_sums
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.training.logs import logged_rows
 from rlhf_nb.training.metrics import LOG_NAMES
-from rlhf_nb.ui.episodes import tensor_of
+from rlhf_nb.ui.episodes import filled, tensor_of
 
 # ---- Files ----
 
@@ -42,38 +41,23 @@ def ppo_lines(metrics: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return frame.replace([math.inf, -math.inf], math.nan).groupby("episode", as_index=False).last()
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    "A JSON file, empty where there is none. Raises ValueError on a damaged one."
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is damaged ({error}): delete it and run its stage again."
-        ) from None
-
-
-def log_lines(path: Path) -> list[dict[str, Any]]:
-    "A log of one JSON object a line, empty where there is none; a torn last line is left out."
-    return read_jsonl(path) if path.is_file() else []
-
-
 _FILE = re.compile(r"update-(\d+)(?:-rank(\d+))?\.safetensors")
 
 
-def _candidates(path: Path) -> list[Path]:
-    "What is in the folder of a run's rollouts."
-    for folder in (path / "ppo" / "rollouts", path / "rollouts"):
-        if folder.is_dir() and (files := sorted(folder.iterdir())):
-            return files
-    return []
+def _named(path: Path) -> list[tuple[Path, int, int]]:
+    "Each file of a run's rollouts, with its update and its rank."
+    folders = (path / "ppo" / "rollouts", path / "rollouts")
+    found = next((its for x in folders if x.is_dir() and (its := sorted(x.iterdir()))), [])
+    names = [(file, _FILE.fullmatch(file.name)) for file in found]
+    return [(file, int(name[1]), int(name[2] or 0)) for file, name in names if name]
 
 
 def rollout_files(path: Path) -> dict[int, list[Path]]:
     "The rollout files of a run, by update, ranks in order; what is being written is left out."
     files: dict[int, dict[int, Path]] = {}
-    for file in _candidates(path):
-        if (name := _FILE.fullmatch(file.name)) and _is_complete(file):
-            files.setdefault(int(name[1]), {})[int(name[2] or 0)] = file
+    for file, update, rank in _named(path):
+        if _is_complete(file):
+            files.setdefault(update, {})[rank] = file
     ranks = max((len(parts) for parts in files.values()), default=0)
     if files and len(files[max(files)]) < ranks:
         del files[max(files)]
@@ -84,8 +68,7 @@ def rollout_files(path: Path) -> dict[int, list[Path]]:
 
 def left_out(path: Path, update: int) -> str:
     "A sentence on an update's files that `rollout_files` leaves out; empty where there are none."
-    named = [(file.name, _FILE.fullmatch(file.name)) for file in _candidates(path)]
-    names = [name for name, match in named if match and int(match[1]) == update]
+    names = [file.name for file, its, _ in _named(path) if its == update]
     if not names or update in rollout_files(path):
         return ""
     return f" {', '.join(names)} is left out: it is damaged, or not yet written as a whole."
@@ -117,7 +100,7 @@ def _is_complete(path: Path, fresh: float = 60.0) -> bool:
 
 def _with_tokens_paid(r: Rollout) -> Rollout:
     "The scores of responses as those of their last tokens."
-    scores = {k: x for k in ("raw_scores", "scores") if (x := getattr(r, k)) is not None}
+    scores = filled(r, ("raw_scores", "scores"))
     spread = {name: on_tokens(x, r.mask) for name, x in scores.items()}
     return r.with_(paid=last_token(r.mask) if r.paid is None else r.paid, **spread)
 
@@ -235,26 +218,13 @@ def spread(count: int, most: int) -> list[int]:
     return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
 
 
-def _completions_of(table: Path) -> dict[str, dict[str, str]]:
-    "The first row of a table of completions for each of its prompts."
-    frame = pd.read_csv(table, dtype=str, keep_default_na=False)
-    if not {"query", "model response"} <= set(frame):
-        return {}
-    return {
-        row["query"]: dict(
-            table=table.stem, answer=row["model response"], score=row.get("score", "")
-        )
-        for row in frame.drop_duplicates("query").to_dict("records")
-    }
-
-
 class Updates:
     "What a browser moves about in: the updates of a run, each read when it is wanted."
 
     path: Path
     counted: str = "tokens"  # or words
     files: Mapping[int, Any]  # the updates, in order
-    log: pd.DataFrame  # what was logged, a row an update; empty where nothing was
+    log = pd.DataFrame()  # what was logged, a row an update; empty where nothing was
 
     def __init__(self) -> None:
         self._rollouts: dict[Hashable, Rollout] = {}
@@ -274,11 +244,11 @@ class Updates:
 
     def _count(self, update: int) -> pd.DataFrame:
         "The numbers of each episode, without its texts."
-        raise NotImplementedError
+        return episode_numbers(vars(self.rollout(update)))
 
     def _texts(self, update: int) -> list[str]:
         "The prompt of each episode."
-        raise NotImplementedError
+        return self.rollout(update).prompts
 
     def rollout(self, update: int) -> Rollout:
         "One update, all ranks; the last four are kept."
@@ -360,16 +330,17 @@ class RunFolder(Updates):
         tables = [*self.path.glob("completions/*.csv"), *self.path.glob("ppo/completions/*.csv")]
         rows: dict[str, list[dict[str, str]]] = {}
         for table in sorted(tables):
-            for prompt, row in _completions_of(table).items():
-                rows.setdefault(prompt, []).append(row)
+            frame = pd.read_csv(table, dtype=str, keep_default_na=False)
+            if {"query", "model response"} <= set(frame):  # the first row of each prompt
+                for row in frame.drop_duplicates("query").to_dict("records"):
+                    its = dict(table=table.stem, answer=row["model response"])
+                    its |= dict(score=row.get("score", ""))
+                    rows.setdefault(row["query"], []).append(its)
         return rows
 
 
-MEANS = {  # of the numbers of an update's episodes: what a trainer would have logged them as
-    "raw_score": LOG_NAMES["raw score"],
-    "kl": LOG_NAMES["KL"],
-    "length": LOG_NAMES["length"],
-}
+# Of the numbers of an update's episodes: what a trainer would have logged them as.
+MEANS = dict(raw_score=LOG_NAMES["raw score"], kl=LOG_NAMES["KL"], length=LOG_NAMES["length"])
 
 
 def means_of(run: Updates) -> pd.DataFrame:

@@ -181,10 +181,9 @@ def curves_markup(
     lines = {name: run.lines[name] for name in chosen if name in run.lines}
     figures = [curve_figure(name, line, run, span) for name, line in lines.items()]
     absent = ", ".join(name for name in chosen if name not in run.lines)
-    note = f"Never logged: {absent}. There are {', '.join(run.lines)}."
-    return element("div", *figures, class_="curves") + (
-        element("p", safe_text(note), class_="quiet") if absent else ""
-    )
+    note = safe_text(f"Never logged: {absent}. There are {', '.join(run.lines)}.")
+    below = element("p", note, class_="quiet") if absent else ""
+    return element("div", *figures, class_="curves") + below
 
 
 # ---- Its pages ----
@@ -264,9 +263,8 @@ def episodes_markup(run: Run, signal: str, count: int) -> str:
 
 def body_markup(run: Run, names: Sequence[str] | None, signal: str, episodes: int) -> str:
     "All that is below the controls."
-    return (
-        curves_markup(run, names) + changed_settings(run) + episodes_markup(run, signal, episodes)
-    )
+    above = curves_markup(run, names) + changed_settings(run)
+    return above + episodes_markup(run, signal, episodes)
 
 
 def render_run(

@@ -4,6 +4,7 @@ with the summaries that SFT and PPO wrote of them."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -46,9 +47,10 @@ def stretch(low: float, high: float, kind: str = "") -> Html:
     return element("span", bar, mark, class_=f"bar {kind}".strip(), aria_hidden="true")
 
 
-def gain_table(
-    rows: Sequence[Mapping[str, Any]],  # of the verdict in results.json
-) -> str:
+Row = Mapping[str, Any]  # a model at a temperature, of the verdict in results.json
+
+
+def gain_table(rows: Sequence[Row]) -> str:
     "What SFT and PPO won, a line a model and temperature."
     lines = [
         [
@@ -64,9 +66,6 @@ def gain_table(
 
 
 # ---- The first screen of a report ----
-
-
-Row = Mapping[str, Any]  # a model at a temperature, of the verdict in results.json
 
 
 def compare_rates(sft: Mapping[str, float], ppo: Mapping[str, float]) -> str:
@@ -106,11 +105,8 @@ def rates_sentence(sft: Row, ppo: Row, first: bool) -> str:
 
 def facts_sentence(sft: Row, ppo: Row) -> str:
     "Facts covered and invented."
-    parts = [
-        f"facts {name} {number_text(sft.get(name))} → {number_text(ppo.get(name))} a summary"
-        for name in ("covered", "invented")
-    ]
-    return f"SFT → PPO: {', '.join(parts)}."
+    both = lambda name: f"{number_text(sft.get(name))} → {number_text(ppo.get(name))} a summary"
+    return f"SFT → PPO: facts covered {both('covered')}, facts invented {both('invented')}."
 
 
 def seeds_sentences(results: Mapping[str, Any], temperature: float) -> list[str]:
@@ -244,11 +240,8 @@ def outcome_sentence(frame: pd.DataFrame) -> str:
     if not judged:
         return ""
     slots = list(judged[0][1])
-    left = {slot: sum(slot in claims["missing"] for claims, _ in judged) for slot in slots}
-    wrong = {
-        slot: sum(slot in {SLOT[word] for word in claims["invented"]} for claims, _ in judged)
-        for slot in slots
-    }
+    left = Counter(slot for claims, _ in judged for slot in claims["missing"])
+    wrong = Counter(slot for claims, _ in judged for slot in {SLOT[x] for x in claims["invented"]})
     parts = []
     for counts, what in ((left, "leave out “{}”"), (wrong, "get “{}” wrong")):
         slot = max(slots, key=lambda name: counts[name])

@@ -42,24 +42,11 @@ from rlhf_nb.ui.reader import (
     objective_for,
     packed_update,
     reader_head,
-    visible_prompt,
     write_reader,
 )
 from rlhf_nb.ui.report import demo_report
-from rlhf_nb.ui.run_files import (
-    RunFolder,
-    Updates,
-    log_or_means,
-    ranges_of,
-    rollout_files,
-    spread,
-)
-from rlhf_nb.ui.suspects import (
-    Suspect,
-    run_suspects,
-    suspects_of,
-    two_views,
-)
+from rlhf_nb.ui.run_files import RunFolder, Updates, log_or_means, ranges_of, rollout_files, spread
+from rlhf_nb.ui.suspects import Suspect, run_suspects, suspects_of, two_views
 from rlhf_nb.ui.viz import signal_table, token_strip, token_strips
 from rlhf_nb.ui.what_if import check_chosen
 from rlhf_nb.update import Objective
@@ -114,12 +101,8 @@ class RolloutView(Html):
         "The live widget, made at its first use; `reader.place` is where it is."
         update = self.shown.rollout.info.get("update")
         head = reader_head(self.name, [dict(name=self.name, update=update)], self.place["signal"])
-        return Reader(
-            head,
-            load=lambda _: packed_update(self.shown, None, self.objective),
-            again=lambda *_: dict(found=[], completed=[]),
-            place=self.place,
-        )
+        load = lambda _: packed_update(self.shown, None, self.objective)
+        return Reader(head, load, lambda *_: dict(found=[], completed=[]), self.place)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         return notebook_bundle(self.reader, self._repr_html_(), repr(self), **kwargs)
@@ -138,19 +121,6 @@ class RolloutView(Html):
         return write_reader(path, self.reader.head, [packed], self.reader.place, plain)
 
 
-def _open_rollout(
-    source: Any, columns: Mapping[str, str] | None, tokenizer: Any, update: int | None
-) -> Rollout:
-    "One update of a run, of a file or of records."
-    if isinstance(source, (str, Path)) and Path(source).suffix == ".safetensors":
-        return Rollout.load(source)
-    run = open_run(source, columns, tokenizer)
-    updates = list(run.files)
-    if update is not None and update not in updates:
-        raise ValueError(f"there is no update {update}: {run.path} has {updates}.")
-    return run.rollout(updates[-1] if update is None else update)
-
-
 def view(
     # or a run's folder, a file, a list of objects, a DataFrame, a Dataset of episodes
     rollout: Rollout | Any,
@@ -166,8 +136,14 @@ def view(
     """One episode with all the signals it has, and the way to all others; `now` adds ratio and
     clipped. Raises ValueError on an episode or a signal that is not there, and where a file cannot
     be read."""
-    if not isinstance(rollout, Rollout):
-        rollout = _open_rollout(rollout, columns, tokenizer, update)
+    if isinstance(rollout, (str, Path)) and Path(rollout).suffix == ".safetensors":
+        rollout = Rollout.load(rollout)
+    elif not isinstance(rollout, Rollout):
+        run = open_run(rollout, columns, tokenizer)
+        updates = list(run.files)
+        if update is not None and update not in updates:
+            raise ValueError(f"there is no update {update}: {run.path} has {updates}.")
+        rollout = run.rollout(updates[-1] if update is None else update)
     if not 0 <= episode < len(rollout):
         raise ValueError(
             f"there is no episode {episode}: this rollout has {len(rollout)}, counted from 0."
@@ -212,9 +188,8 @@ def curves_of(
 
 def finite_points(frame: pd.DataFrame, column: str) -> list[list[float]]:
     "Update and value of each row that has both."
-    return (
-        frame[["update", column]].replace([math.inf, -math.inf], math.nan).dropna().values.tolist()
-    )
+    both = frame[["update", column]].replace([math.inf, -math.inf], math.nan)
+    return both.dropna().values.tolist()
 
 
 def _curve(
@@ -230,10 +205,8 @@ def _curve(
     def show(value: float) -> str:
         return percent(value) if metric.is_share else f"{number_text(value)} {unit}".strip()
 
-    title = (
-        f"{about}, updates {min(steps):g} to {max(steps):g}: {show(min(values))} to "
-        f"{show(max(values))}"
-    )
+    values_text = f"{show(min(values))} to {show(max(values))}"
+    title = f"{about}, updates {min(steps):g} to {max(steps):g}: {values_text}"
     svg = curve_strip({line["which"]: line["points"] for line in lines}, span, title)
     return dict(name=metric.short[0], about=about, unit=unit, lines=list(lines), svg=svg)
 
@@ -272,17 +245,8 @@ class RunBrowser:
     """A run to move about in, live in a notebook; a static page and a file of its own where there
     is no kernel."""
 
-    def __init__(
-        self,
-        run: Any,
-        other: Any = None,
-        columns: Mapping[str, str] | None = None,
-        tokenizer: Any = None,
-        objective: Objective | None = None,
-    ):
-        self.objective = objective
-        self.run = open_run(run, columns, tokenizer)
-        self.other = None if other is None else open_run(other, columns, tokenizer)
+    def __init__(self, run: Updates, other: Updates | None, objective: Objective | None):
+        self.run, self.other, self.objective = run, other, objective
         self.names = [x.path.resolve().name for x in (self.run, self.other) if x]
         newest = max(self.run.files)
         check_chosen(self.run.rollout(newest), objective)
@@ -362,23 +326,19 @@ class RunBrowser:
     @cached_property
     def reader(self) -> Reader:
         "The live widget, made at its first use; `reader.place` is where it is."
-        updates = self.updates()
+        head, place = self.head(self.updates(), self.suspects), dict(signal=self.signal)
         actions = {"refresh": self.refresh, "search every update": self.search}
         load = lambda i: self.load(self.updates()[i])
-        return Reader(
-            self.head(updates, self.suspects), load, self.again, dict(signal=self.signal), actions
-        )
+        return Reader(head, load, self.again, place, actions)
 
     def plain(self) -> str:
         "Markup for where nothing moves: the suspects, and the newest update's first episode."
         newest = max(self.run.files)
         shown = shown_of(self.run.rollout(newest))
         odd = [element("li", safe_text(one.sentence)) for one in self.suspects]
-        return (
-            (element("p", "Suspects:") + element("ul", *odd) if odd else "")
-            + element("h3", safe_text(when(shown.rollout)))
-            + episode_markup(shown, 0, self.signal, True)
-        )
+        first = element("p", "Suspects:") + element("ul", *odd) if odd else ""
+        head = element("h3", safe_text(when(shown.rollout)))
+        return first + head + episode_markup(shown, 0, self.signal, True)
 
     def _repr_html_(self) -> str:
         return fit_column(self.plain())
@@ -387,11 +347,8 @@ class RunBrowser:
         return notebook_bundle(self.reader, self._repr_html_(), repr(self), **kwargs)
 
     def __repr__(self) -> str:
-        files = self.run.files
-        return (
-            f"RunBrowser({' beside '.join(self.names)}: {len(files)} updates, {min(files)} to "
-            f"{max(files)})"
-        )
+        files, names = self.run.files, " beside ".join(self.names)
+        return f"RunBrowser({names}: {len(files)} updates, {min(files)} to {max(files)})"
 
     # ---- Moving about ----
 
@@ -459,23 +416,18 @@ class RunBrowser:
             shown = shown_of(self.folder_of(one).rollout(one["update"]))
             rows = None
             if episodes is not None:
-                far = [
-                    x.episode for x in suspects if x.update == one["update"] and "run" not in one
-                ]
-                first = range(min(episodes, len(shown.rollout)))
-                rows = list(dict.fromkeys([*first, *(x for x in far if x is not None)]))
+                here = [x.episode for x in suspects if x.update == one["update"]]
+                far = [x for x in here if x is not None and "run" not in one]
+                rows = list(dict.fromkeys([*range(min(episodes, len(shown.rollout))), *far]))
             packed.append(packed_update(shown, rows, self.objective))
             prompts.update(shown.rollout.prompts)
-        completed = {
-            visible_prompt(prompt): rows_of_prompt
-            for prompt, rows_of_prompt in self.run.completions().items()
-            if prompt in prompts
-        }
+        completed = self.run.completions().items()
+        shown_again = {visible(text, lines=True): its for text, its in completed if text in prompts}
         place = dict(signal=self.signal)
         head = self.head(listed, suspects) | dict(said=said)
         if above := demo_report(self.run.path):
             head["title"] = visible(f"Run {' and '.join(self.names)}")
-        return write_reader(path, head, packed, place, self.plain(), completed, above)
+        return write_reader(path, head, packed, place, self.plain(), shown_again, above)
 
 
 def browse(
@@ -488,4 +440,5 @@ def browse(
     objective: Objective | None = None,  # of rollouts that do not say how they were made
 ) -> RunBrowser:
     "Move through the rollouts of a run. Raises ValueError where it kept none."
-    return RunBrowser(run, other, columns, tokenizer, objective)
+    beside = None if other is None else open_run(other, columns, tokenizer)
+    return RunBrowser(open_run(run, columns, tokenizer), beside, objective)

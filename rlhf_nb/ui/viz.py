@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from torch import Tensor
 
-from rlhf_nb.ui.html import SHADE, Html, element, hover_title, inline, visible
+from rlhf_nb.ui.html import SHADE, Html, element, inline, visible
 
 
 def signed_number(
@@ -63,10 +63,9 @@ def tint(
     return f"{colour}{opacity:02x}"
 
 
-def visible_token(
-    token: str,  # one decoded token
-) -> str:  # as `visible`, with ␣ for a space and ∅ for the empty string
-    "A token as it is written in a header: on one line, never empty, without blanks around a word."
+def visible_token(token: str) -> str:
+    """A decoded token as it is written in a header: as `visible`, with ␣ for a space and ∅ for the
+    empty string, on one line, without blanks around a word."""
     text = visible(token).replace("\n", "")
     return (text.strip(" ") or text).replace(" ", "␣") or "∅"
 
@@ -84,15 +83,12 @@ def html_cell(
         element("bdi", escape(text)),
         scope=scope,
         style=inline("cell", ground=ground, align=align, edge=RULE),
-        title=hover_title(exact),
+        title=exact,
     )
 
 
-def html_table(
-    lines: Sequence[str],  # each a <tr> element
-    caption: str = "",  # above it
-) -> str:
-    "Rows into a table, with a line of text above it."
+def html_table(lines: Sequence[str], caption: str = "") -> str:
+    "Rows, each a <tr> element, as a table, with a line of text above it."
     above = element("caption", escape(visible(caption)), style=inline("caption"))
     return element("table", above if caption else "", *lines, style=inline("table"))
 
@@ -128,11 +124,8 @@ def _heads(
     """The text above each column, and whether its token is real. Raises ValueError on unequal
     lengths."""
     keep = [True] * len(tokens) if mask is None else [bool(m) for m in _row(mask, "mask")]
-    lengths = {
-        "tokens": len(tokens),
-        "mask": len(keep),
-        **{name: len(row) for name, row in rows.items()},
-    }
+    lengths = {"tokens": len(tokens), "mask": len(keep)}
+    lengths |= {name: len(row) for name, row in rows.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"lengths differ, {lengths}: give each one entry a token.")
     return [visible_token(token) if k else "·" for token, k in zip(tokens, keep)], keep
@@ -234,24 +227,6 @@ def token_strip(
 _LINES = [("#1f5fa8", "-"), ("#b35000", "--"), ("#333333", ":"), ("#7a4a9e", "-.")]
 
 
-def _draw(
-    axis: Axes, frame: pd.DataFrame, x: str, column: str, label: str | None, style: tuple[str, str]
-) -> None:
-    "One line: the mean at each x, with a band from smallest to largest where there are several."
-    at = frame.dropna(subset=[x, column]).groupby(x)[column].agg(["mean", "min", "max"])
-    colour, dashes = style
-    axis.plot(
-        at.index,
-        at["mean"],
-        color=colour,
-        linestyle=dashes,
-        marker="." if len(at) <= 30 else "",
-        label=label,
-    )
-    if (at["max"] > at["min"]).any():
-        axis.fill_between(at.index, at["min"], at["max"], color=colour, alpha=0.2, linewidth=0)
-
-
 def _grid(count: int, ncols: int) -> tuple[Figure, list[Axes]]:
     "A figure with `count` panels, `ncols` side by side, none left empty."
     ncols = min(ncols, count)
@@ -274,6 +249,31 @@ def _tidy(axis: Axes, title: str, xlabel: str) -> None:
     axis.grid(alpha=0.3)
 
 
+def panels(
+    lines: Mapping[str, Sequence[tuple[str | None, pd.DataFrame]]],  # title -> each run's numbers
+    x: str,  # what is along the bottom
+    ncols: int = 3,  # panels side by side
+    title: str | None = None,  # above all of them
+) -> Figure:
+    """One panel a title; for each run its mean at each x, with a band from `least` to `most` where
+    they differ. NaN is a gap."""
+    figure, axes = _grid(len(lines), ncols)
+    for axis, (label, runs) in zip(axes, lines.items()):
+        for i, (run, at) in enumerate(runs):
+            colour, dashes = _LINES[i % len(_LINES)]
+            mark = "." if at["mean"].count() <= 30 else ""
+            axis.plot(at.index, at["mean"], color=colour, ls=dashes, marker=mark, label=run)
+            if (at["most"] > at["least"]).any():
+                low, high = at["least"], at["most"]
+                axis.fill_between(at.index, low, high, color=colour, alpha=0.2, linewidth=0)
+        _tidy(axis, label, x)
+    handles, names = axes[0].get_legend_handles_labels()  # of runs that have a name
+    if names:
+        figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
+    figure.suptitle(title or "")
+    return figure
+
+
 def curves(
     frame: pd.DataFrame,  # one line a log entry; gaps are left out
     columns: Sequence[str] | Mapping[str, str],  # metrics to draw, or {label: metric}
@@ -283,29 +283,25 @@ def curves(
 ) -> Figure:
     """One panel a metric; a line for each `run`, with a band over its seeds. Raises ValueError on a
     column that is not there."""
-    panels = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
-    absent = [name for name in (x, *panels.values()) if name not in frame]
-    if absent or not panels:
+    titles = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
+    absent = [name for name in (x, *titles.values()) if name not in frame]
+    if absent or not titles:
         raise ValueError(
             f"cannot draw {absent or 'no column'}: name some of {list(frame.columns)}."
         )
     runs: list[tuple[str | None, pd.DataFrame]] = [(None, frame)]
     if "run" in frame:
         runs = [(str(run), part) for run, part in frame.groupby("run", sort=False)]
-    figure, axes = _grid(len(panels), ncols)
-    for axis, (label, column) in zip(axes, panels.items()):
-        for i, (run, part) in enumerate(runs):
-            _draw(axis, part, x, column, run, _LINES[i % len(_LINES)])
-        _tidy(axis, label, x)
-    if "run" in frame:
-        figure.legend(
-            *axes[0].get_legend_handles_labels(),
-            loc="outside lower center",
-            ncols=len(runs),
-            frameon=False,
-        )
-    figure.suptitle(title or "")
-    return figure
+
+    def numbers(part: pd.DataFrame, column: str) -> pd.DataFrame:
+        three = part.dropna(subset=[x, column]).groupby(x)[column].agg(["mean", "min", "max"])
+        return three.set_axis(["mean", "least", "most"], axis=1)
+
+    lines = {
+        label: [(run, numbers(part, column)) for run, part in runs]
+        for label, column in titles.items()
+    }
+    return panels(lines, x, ncols, title)
 
 
 def _value_cell(value: object) -> str:
@@ -335,9 +331,7 @@ def episode_table(
         _html_row(str(i), [_value_cell(row.get(name)) for name in columns])
         for i, row in enumerate(rows)
     ]
-    count = (
-        f"{len(rows)} row{'' if len(rows) == 1 else 's'}"
-        if of in (None, len(rows))
-        else f"first {len(rows)} of {of:,} rows"
-    )
+    count = f"{len(rows)} row{'s' * (len(rows) != 1)}"
+    if of not in (None, len(rows)):
+        count = f"first {len(rows)} of {of:,} rows"
     return _scroll_box([html_table(lines, f"{title} ({count})" if title else count)])

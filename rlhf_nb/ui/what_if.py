@@ -145,9 +145,7 @@ def reproduces(rollout: Rollout, objective: Objective) -> tuple[bool, str]:
     if worst < 1e-4:
         return True, f"With {settings}{chosen}, what is stored comes out within {worst:.0e}."
     lost = ", ".join(name for name in _REPLAYED if off[name] >= 1e-4)
-    why = (
-        "several processes, or code of its own, made what" if not chosen else "other settings made"
-    )
+    why = "other settings made" if chosen else "several processes, or code of its own, made what"
     return False, f"With {settings}{chosen}, the stored {lost} do not come out: {why} it holds."
 
 
