@@ -16,17 +16,46 @@ command goes on where it stopped. Writes JSON (all runs) and a plot.
 from __future__ import annotations
 
 import json
-import resource
-import sys
+import shutil
+import tempfile
 import time
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from common import described_parser
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch
+from common import HERE, described_parser, peak_mib
+from datasets import load_from_disk
+from demo_runs import up_to_reward
+from torch.nn.functional import logsigmoid
+from transformers import TrainerCallback, set_seed
 
-HERE = Path(__file__).parent
+from rlhf_nb.base.encoding import encode_prompts
+from rlhf_nb.cli.demo_run import DemoSettings
+from rlhf_nb.cli.demo_stages import ppo_args, quiet
+from rlhf_nb.estimators import ESTIMATORS
+from rlhf_nb.evaluate import outcomes
+from rlhf_nb.exercises.museum import train_silently
+from rlhf_nb.fast_logprobs import response_logprobs
+from rlhf_nb.frontier import best_of_n_kl, best_of_n_reward
+from rlhf_nb.judging import judge_completions
+from rlhf_nb.kl_control import response_full_kl
+from rlhf_nb.masks import left_pad, right_pad
+from rlhf_nb.models import zero_head
+from rlhf_nb.rollout import sample, texts_of
+from rlhf_nb.sampling import Sampling
+from rlhf_nb.scoring import score_texts
+from rlhf_nb.tldr import gold_judge
+from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.training.completions import Completions
+from rlhf_nb.training.model_loading import load_policy, load_scorer, load_tokenizer
+
+matplotlib.use("Agg")
 TEMPERATURE = 0.7  # of all sampling, as in the demo; 0.01 besides, at the end
 KL_COEF, BETA, RESPONSE = 0.05, 0.1, 32
 RATES = (3e-4, 6e-4, 1.2e-3)
@@ -72,21 +101,8 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def base(folder: Path, size: dict[str, Any], seed: int) -> dict[str, Any]:
     "The demo's stages up to the reward model, and how the SFT model does."
-    from rich.console import Console
-    from transformers import set_seed
-
-    from rlhf_nb.cli import demo_stages
-    from rlhf_nb.cli.demo_run import DemoRun, DemoSettings
-
     settings = DemoSettings(seed=seed, output_dir=str(folder), **size["demo"])
-    run, seconds = DemoRun(settings, Console(quiet=True)), {}
-    world, tokenizer = demo_stages.world_of(settings)
-    for stage in ("sft", "pairs", "reward"):
-        if not (folder / stage).is_dir():
-            set_seed(seed)
-            start = time.process_time()
-            getattr(demo_stages, f"{stage}_stage")(run, world, tokenizer)
-            seconds[stage] = round(time.process_time() - start, 1)
+    _, world, _, seconds = up_to_reward(settings)
     if not (folder / "world").is_dir():
         world.save_to_disk(str(folder / "world"))
     m = models(folder)
@@ -101,10 +117,6 @@ def base(folder: Path, size: dict[str, Any], seed: int) -> dict[str, Any]:
 
 def models(folder: Path) -> dict[str, Any]:
     "What every run of a seed starts from."
-    from datasets import load_from_disk
-
-    from rlhf_nb.training.model_loading import load_policy, load_scorer, load_tokenizer
-
     return dict(
         sft=load_policy(str(folder / "sft")),
         reward=load_scorer(str(folder / "reward")),
@@ -121,15 +133,6 @@ def answers(
     policy: Any, tokenizer: Any, prompts: list[str], temperature: float, seed: int, sft: Any
 ):
     "An answer to each prompt, and the exact KL to the SFT model along it, nats."
-    import torch
-
-    from rlhf_nb.base.encoding import encode_prompts
-    from rlhf_nb.kl_control import response_full_kl
-    from rlhf_nb.masks import left_pad
-    from rlhf_nb.rollout import sample, texts_of
-    from rlhf_nb.sampling import Sampling
-    from rlhf_nb.training.completions import Completions
-
     rows = encode_prompts(prompts, tokenizer)
     order, found = sorted(range(len(rows)), key=lambda i: len(rows[i])), {}
     pad, stop = tokenizer.pad_token_id, tokenizer.eos_token_id
@@ -166,9 +169,6 @@ def look(
     times: int = 1,  # answers to each post
 ) -> dict[str, float]:
     "What the gold judge and the reward model make of a policy's answers, and their KL to the SFT."
-    from rlhf_nb.judging import judge_completions
-    from rlhf_nb.scoring import score_texts
-
     posts = m["world"][split].select(range(size["posts"]))
     posts = posts.select([i for _ in range(times) for i in range(len(posts))])
     sft = m["sft"] if temperature == TEMPERATURE else None  # near-greedy: no KL worth a name
@@ -217,12 +217,6 @@ class Watch:
         return self.seconds + time.process_time() - self.since
 
 
-def memory() -> float:
-    "Most that this process has held, MiB."
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)
-
-
 def weights(*held: Any) -> int:
     return sum(p.numel() for model in held if model is not None for p in model.parameters())
 
@@ -233,7 +227,7 @@ def measured(m: dict[str, Any], policy: Any, size: dict[str, Any], seed: int, re
     each; a run of a fresh seed along the way, and at its end on test posts."""
     watch = Watch(m, policy, size, seed)
     yield watch
-    report |= dict(seconds=round(watch.stop(), 1), memory=memory(), trace=watch.trace)
+    report |= dict(seconds=round(watch.stop(), 1), memory=round(peak_mib(), 1), trace=watch.trace)
     if size["looks"]:
         report["test"] = tested(m, policy, size, seed)
     else:
@@ -247,18 +241,6 @@ def reinforce(
     folder: Path, size: dict[str, Any], seed: int, method: str, rate: float
 ) -> dict[str, Any]:
     "One run of the trainer. Only `METHODS` and the learning rate differ between two of them."
-    import shutil
-    import tempfile
-
-    from transformers import PrinterCallback, TrainerCallback, set_seed
-
-    from rlhf_nb.cli.demo_run import DemoSettings
-    from rlhf_nb.cli.demo_stages import ppo_args, quiet
-    from rlhf_nb.estimators import ESTIMATORS
-    from rlhf_nb.models import zero_head
-    from rlhf_nb.trainer import PPOTrainer
-    from rlhf_nb.training.model_loading import load_policy, load_scorer
-
     m, out, report = models(folder), tempfile.mkdtemp(), {}
     policy = load_policy(str(folder / "sft"))
     critic = ESTIMATORS[METHODS[method]["advantage_estimator"]].critic
@@ -279,10 +261,8 @@ def reinforce(
                 if size["looks"] and state.global_step % (updates // size["looks"]) == 0:
                     watch.look(state.global_step / updates)
 
-        trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Look())
-        trainer.train()
-    logs = [log for log in trainer.state.log_history if "objective/kl" in log]
+        logs = train_silently(trainer)
     shutil.rmtree(out)
     report["weights"] = weights(policy, trainer.ref_model, m["reward"], value)
     report["trained"] = weights(policy, value)
@@ -294,16 +274,11 @@ def reinforce(
 def dpo_loss(margins: Any, of_reference: Any, beta: float) -> Any:
     """Minus the log of the chance that the chosen answer is preferred, if the score of an answer is
     beta times its log-ratio to the reference. Rafailov et al. 2023 (2305.18290), eq. 7."""
-    from torch.nn.functional import logsigmoid
-
     return -logsigmoid(beta * (margins - of_reference)).mean()
 
 
 def margins_of(policy: Any, pairs: dict[str, list], rows: Any, pad: int) -> Any:
     "Log-prob of the chosen answer less that of the rejected one [B]."
-    from rlhf_nb.fast_logprobs import response_logprobs
-    from rlhf_nb.masks import left_pad, right_pad
-
     prompts = [pairs["prompt"][i] for i in rows] * 2
     both = [pairs[name][i] for name in ("chosen", "rejected") for i in rows]
     batch = *left_pad(prompts, pad), *right_pad(both, pad)
@@ -315,8 +290,6 @@ def margins_of(policy: Any, pairs: dict[str, list], rows: Any, pad: int) -> Any:
 
 def encoded(tokenizer: Any, data: Any) -> dict[str, list]:
     "Prompts and answers as ids, the stop token after each answer."
-    from rlhf_nb.base.encoding import encode_prompts
-
     ids = dict(prompt=encode_prompts(list(data["prompt"]), tokenizer))
     for name in ("chosen", "rejected"):
         plain = tokenizer(list(data[name]), add_special_tokens=False)["input_ids"]
@@ -326,11 +299,6 @@ def encoded(tokenizer: Any, data: Any) -> dict[str, list]:
 
 def dpo(folder: Path, size: dict[str, Any], seed: int, rate: float) -> dict[str, Any]:
     "One epoch over the shuffled pairs of which the reward model was made."
-    import torch
-    from datasets import load_from_disk
-
-    from rlhf_nb.training.model_loading import load_policy
-
     m, report, batch = models(folder), {}, 32
     data = load_from_disk(str(folder / "pairs"))["train"].shuffle(seed=seed)
     data = data.select(range(min(size["pairs"], len(data))))
@@ -366,14 +334,6 @@ def in_parts(values: list[float], parts: int) -> list[list[float]]:
 
 def best_of_n(folder: Path, size: dict[str, Any], seed: int) -> dict[str, Any]:
     "The answer with the best score among n of the SFT model: nothing is trained."
-    import numpy as np
-
-    from rlhf_nb.evaluate import outcomes
-    from rlhf_nb.frontier import best_of_n_kl, best_of_n_reward
-    from rlhf_nb.judging import judge_completions
-    from rlhf_nb.scoring import score_texts
-    from rlhf_nb.tldr import gold_judge
-
     m, count = models(folder), size["pool"]
     posts = m["world"]["test"].select(range(size["posts"]))
     posts = posts.select([i for i in range(len(posts)) for _ in range(count)])
@@ -405,7 +365,7 @@ def best_of_n(folder: Path, size: dict[str, Any], seed: int) -> dict[str, Any]:
     return dict(
         of_n=of_n,
         seconds_an_answer=round(seconds / len(posts), 5),
-        memory=memory(),
+        memory=round(peak_mib(), 1),
         weights=weights(m["sft"], m["reward"]),
         trained=0,
         different=round(float(np.mean([len(np.unique(row)) for row in ranked])), 2),
@@ -415,8 +375,6 @@ def best_of_n(folder: Path, size: dict[str, Any], seed: int) -> dict[str, Any]:
 def pool_kl(scores: Any, n: int) -> float:
     """KL of the best of n draws from a pool, taken as the policy, to that pool: equal scores are
     one answer. Too small where n comes near the size of the pool."""
-    import numpy as np
-
     _, counts = np.unique(scores, return_counts=True)
     p, at_most = counts / counts.sum(), counts.cumsum() / counts.sum()
     best = np.diff(at_most**n, prepend=0.0)
@@ -432,12 +390,6 @@ COLOURS = ("#777777", "#1f5fa8", "#c25a00", "#e0a030", "#2e8b57", "#8e44ad")
 def plot(results: dict[str, Any], path: Path) -> None:
     """Gold win rate along each run against the KL, and against the answers sampled: a line of the
     means over the seeds, a dot for each seed's end."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    import pandas as pd
-
     starts = {base["seed"]: base["validation"] for base in results["bases"]}
     looks = pd.DataFrame(
         dict(method=run["method"], seed=run["seed"], **look)
@@ -478,8 +430,6 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
 def one(job: dict[str, Any], runs: Path, size: dict[str, Any]) -> dict[str, Any]:
     "A job, in this process."
-    import torch
-
     torch.set_num_threads(1)
     seed, method = job["seed"], job["method"]
     folder = runs / f"seed{seed}"
@@ -531,8 +481,6 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--size", choices=list(SIZES), default="full")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "after_ppo.json")
     asked = parser.parse_args(words)
-    import rlhf_nb.cli.demo_stages  # noqa: F401  once, and not in the process of each run
-
     size = SIZES[asked.size]
     run = lambda size=size, **job: kept(job, asked.runs, size)
     bases = [run(method="base", seed=asked.tuning_seed)]

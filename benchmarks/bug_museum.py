@@ -11,12 +11,12 @@ update.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import described_parser
 
 from rlhf_nb.exercises.museum import BUGS, imitator, plant_bug, right_day, run
 
@@ -74,7 +74,7 @@ def gradient(policy: Any, bug: str | None, rows: int, seed: int) -> dict[str, An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = described_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()

@@ -15,6 +15,7 @@ import math
 import os
 import platform
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -201,6 +202,12 @@ def dice(s: dict, seed: int = 0, side: str = "ours") -> AbstractContextManager[D
     ids = s.get("pad", PAD), s.get("eos", EOS)
     around = lambda draw: Dice(draw, response_lengths(s), s["response"], seed, *ids)
     return drawing(*where_drawn(side), around)
+
+
+def peak_mib() -> float:
+    "Most that this process has held in memory. macOS tells bytes, Linux KiB."
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def wait_for(device: str) -> None:

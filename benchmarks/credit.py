@@ -11,7 +11,6 @@ Runs that the file has are not run again. One thread, 20 to 40 seconds of a 2 GH
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import random
@@ -23,14 +22,12 @@ from typing import Any
 
 import pandas as pd
 import torch
-from common import environment
+from common import described_parser, environment
 from datasets import Dataset
-from transformers import PrinterCallback
 
-from rlhf_nb.exercises.museum import QUIET
+from rlhf_nb.exercises.museum import QUIET, imitate, train_silently
 from rlhf_nb.gae import gae
 from rlhf_nb.losses import explained_variance
-from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.tldr import EXTRA, SLOT, gold_judge
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
@@ -138,23 +135,10 @@ def start(words: int) -> dict[str, Any]:
     )
     every = (told(facts, [*EXTRA], words) for facts in stories)
     tokenizer = train_tokenizer(p + c for p, c in zip(columns["prompt"], every))
-    trainer = SFTTrainer(
-        tiny_policy(tokenizer, num_attention_heads=4),
-        SFTConfig(
-            tempfile.mkdtemp(),
-            learning_rate=3e-3,
-            per_device_train_batch_size=32,
-            max_steps=800,
-            save_strategy="no",
-            **QUIET,
-        ),
-        Dataset.from_dict(columns).select_columns(["prompt", "completion"]),
-        processing_class=tokenizer,
-    )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    policy = tiny_policy(tokenizer, num_attention_heads=4)
+    policy = imitate(policy, tokenizer, Dataset.from_dict(columns), 800, 3e-3)
     posts = Dataset.from_dict({name: columns[name][:2000] for name in ("prompt", "facts")})
-    return dict(policy=trainer.model, tokenizer=tokenizer, posts=posts)
+    return dict(policy=policy, tokenizer=tokenizer, posts=posts)
 
 
 # ---- A run ----
@@ -207,10 +191,7 @@ def run(given: dict[str, Any], words: int, where: str, estimator: str, seed: int
         train_dataset=given["posts"],
     )
     trainer.seen = dict(gold=[], repeated=[], explained=[])
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    log = [x for x in trainer.state.log_history if "objective/kl" in x]
-    paid = [x["objective/raw_scores"] for x in log]
+    paid = [log["objective/raw_scores"] for log in train_silently(trainer)]
     what = dict(words=words, where=where, estimator=estimator, seed=seed)
     seen = trainer.seen | dict(paid=paid, seconds=time.process_time() - begun)
     return what | seen
@@ -251,7 +232,7 @@ def show(runs: list[dict]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = described_parser(__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=[20, 10, 40])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--under_load", action="store_true", help="say that other work ran beside")

@@ -16,12 +16,13 @@ from dataclasses import fields
 from pathlib import Path
 
 import matplotlib
-from common import described_parser
+from common import HERE, described_parser
 
 matplotlib.use("Agg")
 import pandas as pd
 import torch
 
+from rlhf_nb.base.files import read_jsonl
 from rlhf_nb.cli.demo_run import DemoSettings
 from rlhf_nb.cli.demo_stages import world_of
 from rlhf_nb.frontier import best_of_n_kl, best_of_n_reward, frontier
@@ -35,7 +36,6 @@ from rlhf_nb.training.text_statistics import repetition
 from rlhf_nb.ui.plots import plot_frontier
 from rlhf_nb.world import win_rate
 
-HERE = Path(__file__).parent
 TEMPERATURE = 0.7  # of the PPO stage of `rlhf-nb demo`
 
 
@@ -70,11 +70,8 @@ def updates(run: Path, world, metrics: dict[int, dict]) -> pd.DataFrame:
 def best_of(run: Path, world, tokenizer, n: int, posts: int, seed: int) -> pd.DataFrame:
     """Expected reward, gold and win rate of the best of 1, 2, 4, .. n, from n answers to each post
     (Nakano et al. 2021, equation 10 of appendix I)."""
-    policy, judge, some = (
-        load_policy(str(run / "sft")),
-        load_scorer(str(run / "reward")),
-        world["test"].select(range(posts)),
-    )
+    policy, judge = load_policy(str(run / "sft")), load_scorer(str(run / "reward"))
+    some = world["test"].select(range(posts))
     truths = [json.loads(text) for text in some["facts"]]
     theirs = [gold_judge(text, truth).gold for text, truth in zip(some["completion"], truths)]
     scores, golds, wins = [], [], []
@@ -89,75 +86,40 @@ def best_of(run: Path, world, tokenizer, n: int, posts: int, seed: int) -> pd.Da
     scores, golds, wins = (torch.stack(x, 1).double() for x in (scores, golds, wins))
     sizes = [2**i for i in range(n.bit_length()) if 2**i <= n]
     mean = lambda of, k: float(torch.as_tensor(best_of_n_reward(scores, k, of=of)).mean())
-    return pd.DataFrame(
-        [
-            dict(
-                n=k,
-                kl=best_of_n_kl(k),
-                reward=mean(None, k),
-                gold=mean(golds, k),
-                win_rate=mean(wins, k),
-            )
-            for k in sizes
-        ]
-    )
+    rows = [(k, best_of_n_kl(k), *(mean(of, k) for of in (None, golds, wins))) for k in sizes]
+    return pd.DataFrame(rows, columns=["n", "kl", "reward", "gold", "win_rate"])
 
 
 def main() -> None:
     parser = described_parser(__doc__)
-    parser.add_argument(
-        "runs", nargs="+", type=Path, help="folders of finished runs of `rlhf-nb demo`"
-    )
-    parser.add_argument(
-        "--best_of", type=int, default=0, help="answers to each post for best-of-n; 0: none"
-    )
-    parser.add_argument("--posts", type=int, default=200, help="test posts for best-of-n")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, help="folders of finished runs of `rlhf-nb demo`")
+    add("--best_of", type=int, default=0, help="answers to each post for best-of-n; 0: none")
+    add("--posts", type=int, default=200, help="test posts for best-of-n")
+    add("--threads", type=int, default=1, help="of torch")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     results = HERE / "results"
     results.mkdir(exist_ok=True)
     for run in options.runs:
         told = json.loads((run / "settings.json").read_text())
-        settings = DemoSettings(
-            **{f.name: told[f.name] for f in fields(DemoSettings) if f.name in told}
-        )
+        known = {f.name: told[f.name] for f in fields(DemoSettings) if f.name in told}
+        settings = DemoSettings(**known)
         world, tokenizer = world_of(settings)
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        table = updates(
-            run,
-            world,
-            {
-                line["step"]: line
-                for line in lines
-                if line.get("stage") == "ppo" and "policy/entropy_avg" in line
-            },
-        )
+        lines = [x for x in read_jsonl(run / "metrics.jsonl") if "policy/entropy_avg" in x]
+        table = updates(run, world, {x["step"]: x for x in lines if x.get("stage") == "ppo"})
         print(f"\n{run.name}\n{table.round(3).to_string(index=False)}")
-        print(
-            f"best: update {frontier(table).query('on_frontier')['update'].max():g}",
-            *map(str, hacking_alarms(table)),
-            sep="\n",
-        )
-        best = (
-            best_of(run, world, tokenizer, options.best_of, options.posts, settings.seed)
-            if options.best_of
-            else None
-        )
-        if best is not None:
-            print(f"\nbest of n\n{best.round(3).to_string(index=False)}")
-        plot_frontier(
-            table.assign(run=run.name), **({} if best is None else dict(best_of=best))
-        ).savefig(results / f"frontier_{run.name}.png", dpi=120)
-        (results / f"frontier_{run.name}.json").write_text(
-            json.dumps(
-                dict(
-                    updates=table.to_dict("records"),
-                    best_of=None if best is None else best.to_dict("records"),
-                ),
-                indent=1,
-            )
-        )
+        best = frontier(table).query("on_frontier")["update"].max()
+        print(f"best: update {best:g}", *hacking_alarms(table), sep="\n")
+        more, kept = {}, dict(updates=table.to_dict("records"), best_of=None)
+        if options.best_of:
+            given = options.best_of, options.posts, settings.seed
+            more["best_of"] = best_of(run, world, tokenizer, *given)
+            kept["best_of"] = more["best_of"].to_dict("records")
+            print(f"\nbest of n\n{more['best_of'].round(3).to_string(index=False)}")
+        figure = plot_frontier(table.assign(run=run.name), **more)
+        figure.savefig(results / f"frontier_{run.name}.png", dpi=120)
+        (results / f"frontier_{run.name}.json").write_text(json.dumps(kept, indent=1))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import argparse
 import json
 import math
 import random
-import resource
 import shutil
 import time
 from dataclasses import dataclass, replace
@@ -28,10 +27,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import described_parser, run_logged
+from common import HERE, described_parser, peak_mib, run_logged
 from datasets import Dataset, concatenate_datasets, load_from_disk
 from rich.console import Console
-from transformers import PrinterCallback
 
 from rlhf_nb.cli.demo_run import DemoRun, DemoSettings
 from rlhf_nb.cli.demo_stages import (
@@ -44,6 +42,7 @@ from rlhf_nb.cli.demo_stages import (
     world_of,
 )
 from rlhf_nb.evaluate import outcomes
+from rlhf_nb.exercises.museum import train_silently
 from rlhf_nb.fast_logprobs import response_logprobs
 from rlhf_nb.frontier import best_of_n_kl, best_of_n_reward
 from rlhf_nb.judges import Ensemble
@@ -57,7 +56,6 @@ from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.training.model_loading import load_policy, load_scorer, load_tokenizer
 from rlhf_nb.world import edit_pairs
 
-HERE = Path(__file__).parent
 TEMPERATURE, TOKENS = 0.7, 32  # of every answer, of PPO and of the pool
 TUNING = 60  # the seed on which sizes and the limit of early stopping were chosen
 FLIPPED = 0.25
@@ -86,12 +84,7 @@ class Size:
 SIZES = dict(
     full=Size(),
     small=Size(
-        posts=6_000,
-        labels=(2_000,),
-        members=0,
-        pool_posts=32,
-        pool=64,
-        runs=("2000 labels",),
+        posts=6_000, labels=(2_000,), members=0, pool_posts=32, pool=64, runs=("2000 labels",)
     ),
     tiny=Size(
         posts=64,
@@ -256,9 +249,7 @@ def train_reward(
     )
     model = scorer_from(load_policy(str(folder / "sft")), head)
     columns = pairs.select_columns(["prompt", "chosen", "rejected"])
-    trainer = RewardTrainer(model, args, columns, processing_class=tokenizer)
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    train_silently(RewardTrainer(model, args, columns, processing_class=tokenizer))
     seconds = time.process_time() - start
     return finished_reward(folder, name, model, world, seed) | dict(seconds=round(seconds, 1))
 
@@ -489,8 +480,7 @@ def ppo_job(run: DemoRun, size: Size, name: str) -> dict[str, Any]:
         world.select_columns(["prompt", "completion"]),
         zero_head(value),
     )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    train_silently(trainer)
     seconds = time.process_time()
     updates, buckets = updates_of(folder, world)
     return dict(training_seconds=round(seconds, 1), updates=updates, buckets=buckets)
@@ -510,7 +500,7 @@ def do(folder: Path, seed: int, size: Size, job: str) -> None:
         jobs = dict(base=base_job, rewards=rewards_job, pool=pool_job)
         found = jobs[job](run, size) if job in jobs else ppo_job(run, size, job)
     found["seconds"] = round(time.process_time(), 1)
-    found["peak_mib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    found["peak_mib"] = round(peak_mib())
     kept = folder / "figures" / f"{job}.json"
     kept.parent.mkdir(exist_ok=True)
     kept.write_text(json.dumps(found))

@@ -15,17 +15,16 @@ from datetime import date
 from pathlib import Path
 
 import pandas as pd
-from common import described_parser
+from common import HERE, described_parser
 
+from rlhf_nb.base.files import read_jsonl
 from rlhf_nb.training.alarms import hacking_alarms
 from rlhf_nb.training.metrics import RANGES
-
-HERE = Path(__file__).parent
 
 
 def logs_of(run: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     "The log of PPO, a row an update, and the gold figures of the run."
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_jsonl(run / "metrics.jsonl")
     log = pd.DataFrame([line for line in lines if "objective/kl" in line])
     log["stopped"] = log["val/num_eos_tokens"] / log["val/num_eos_tokens"].max()
     return log, pd.DataFrame([line for line in lines if "gold/win_rate" in line])

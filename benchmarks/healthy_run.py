@@ -9,12 +9,10 @@ near-greedy answers to 64 posts end, and writes benchmarks/results/healthy_run.j
 """
 
 import json
-from pathlib import Path
 
 import pandas as pd
-from common import described_parser
+from common import HERE, described_parser
 
-HERE = Path(__file__).parent
 PAGE = HERE.parent / "nbs" / "reference" / "47_metrics.ipynb"
 CELLS = ("1c53e424", "666542a5", "33aeb95c", "5d5c4104")  # imports, policy, settings, the run
 SHOWN = (

@@ -10,7 +10,6 @@ benchmarks/results/kills.json. The exit code is 1 where a run did not pass.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import multiprocessing
@@ -26,9 +25,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
-    os.environ.setdefault(name, "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+from common import HERE, described_parser
 
 KINDS = ("ppo", "sft", "reward")
 TIMES = ("time/", "tokens/per_second", "eps", "train_", "total_flos")  # what two runs never share
@@ -208,10 +205,7 @@ def in_write(step: int, delay: float = 0.0) -> Callable[[BaseProcess, Path], Non
 
 
 def killed_and_resumed(
-    kind: str,
-    folder: Path,
-    wait: Callable[[BaseProcess, Path], None],
-    expected: dict[str, Any],
+    kind: str, folder: Path, wait: Callable[[BaseProcess, Path], None], expected: dict[str, Any]
 ) -> str | None:  # what is wrong, "" if nothing; None: it was over before it could be killed
     "One kill, one resume, one comparison."
     folder.mkdir(parents=True)
@@ -259,12 +253,11 @@ def many(kind: str, kills: int, seed: str, root: Path) -> list[dict[str, Any]]:
 
 def main(words: list[str] | None = None) -> int:
     "The command line."
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = described_parser(__doc__)
     parser.add_argument("--kills", type=int, default=50, help="of each trainer's runs")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="which trainers")
     parser.add_argument("--seed", default="2026", help="of the moments")
-    default = Path(__file__).parent / "results" / "kills.json"
-    parser.add_argument("--output", type=Path, default=default)
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "kills.json")
     asked = parser.parse_args(words)
     if asked.kills < 1:
         parser.error(f"--kills is {asked.kills}: give a positive number")

@@ -31,7 +31,6 @@ import json
 import multiprocessing
 import os
 import resource
-import sys
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -134,18 +133,13 @@ class Ledger(TorchDispatchMode):
 def resident() -> int:
     "Bytes of this process in memory, now; where that is not told, its peak."
     statm = Path("/proc/self/statm")
-    return (
-        int(statm.read_text().split()[1]) * resource.getpagesize()
-        if statm.is_file()
-        else peak_resident()
-    )
+    if not statm.is_file():
+        return peak_resident()
+    return int(statm.read_text().split()[1]) * resource.getpagesize()
 
 
 def peak_resident() -> int:
-    "In bytes: Linux tells KiB."
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
+    return round(common.peak_mib() * 2**20)
 
 
 def models_of(trainer: Any) -> list[torch.nn.Module]:

@@ -28,11 +28,11 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from common import described_parser, run_logged
+from common import HERE, described_parser, run_logged
 
+from rlhf_nb.base.files import read_jsonl
 from rlhf_nb.gains import Estimate, mean_interval, paired_gain, plan, rate_interval
 
-HERE = Path(__file__).parent
 COLOURS = dict(  # on a light page, on a dark one: static/theme.css
     first=("#1f5fa8", "#7fb3ee"),
     second=("#b35000", "#f4a259"),
@@ -79,7 +79,7 @@ def few_labels(root: Path, seed: int, threads: int) -> tuple[Path, Path]:
 def read(folder: Path) -> dict:
     "What one run found."
     results = json.loads((folder / "results.json").read_text())
-    logs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    logs = read_jsonl(folder / "metrics.jsonl")
     verdict = {f"{row['model']}@{row['temperature']:g}": row for row in results["verdict"]}
     gold = [log for log in logs if "gold/win_rate" in log]
     seconds = {log["stage"]: log["seconds"] for log in logs if log.get("event") == "done"}

@@ -18,14 +18,9 @@ There, each clock waits for the device.
 the pad token, which the peer would take for the end. What they cost both sides pay.
 """
 
-import contextlib
-import cProfile
 import gc
-import io
 import json
 import os
-import pstats
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -39,9 +34,9 @@ from common import (
     Dice,
     described_parser,
     dice,
-    in_phases,
     make_prompts,
     our_settings,
+    peak_mib,
     rate,
     settings,
     wait_for,
@@ -82,11 +77,7 @@ class Counts:
 
     def told(self) -> dict:
         now = self.now()
-        peak = (
-            torch.cuda.max_memory_allocated() / 2**20
-            if self.device == "cuda"
-            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        )
+        peak = torch.cuda.max_memory_allocated() / 2**20 if self.device == "cuda" else peak_mib()
         return dict(
             seconds=now - self.start,
             update_seconds=self.last - self.first,
@@ -120,7 +111,7 @@ class Desk:
 
     def __init__(self, counts: Counts, dice: Dice, answers, collect=None):
         self.counts, self.dice, self.answers, self.collect = counts, dice, answers, collect
-        self.running, self.profiling = False, contextlib.ExitStack()
+        self.running = False
 
     def answer(self, **what) -> None:
         print(json.dumps(what), file=self.answers, flush=True)
@@ -129,7 +120,6 @@ class Desk:
         "After one update and before the next."
         if self.running:
             found = self.counts.told()
-            self.profiling.close()
             if not self.dice.calls:
                 raise SystemExit("Dice were never thrown: this trainer draws somewhere else")
             self.answer(**found, drawn=self.dice.drawn)
@@ -149,33 +139,8 @@ class Desk:
             os._exit(0)
         if self.collect is not None:
             self.collect(word.get("gc", True))
-        if word.get("profile"):
-            self.profiling.enter_context(profiled(Path(word["profile"]), word["kind"]))
         self.running, self.dice.drawn = True, 0
         self.counts.begin()
-
-
-@contextlib.contextmanager
-def profiled(path: Path, kind: str):
-    """One update under torch's profiler (operations) or Python's (functions); a text summary is
-    added to a file."""
-    if kind == "operations":
-        cpu = [torch.profiler.ProfilerActivity.CPU]
-        with torch.profiler.profile(activities=cpu, record_shapes=True) as found:
-            yield
-        text = ""
-        for by_shape in (False, True):
-            averages = found.key_averages(group_by_input_shape=by_shape)
-            text += averages.table(sort_by="self_cpu_time_total", row_limit=25)
-    else:
-        found, out = cProfile.Profile(), io.StringIO()
-        with found:
-            yield
-        for order in ("cumulative", "tottime"):
-            pstats.Stats(found, stream=out).strip_dirs().sort_stats(order).print_stats(45)
-        text = out.getvalue()
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(f"{kind}\n{text}\n")
 
 
 def lora(s: dict, task: str):
@@ -187,9 +152,9 @@ def lora(s: dict, task: str):
 
 def ours(s: dict, folder: Path, parts: dict, tokenizer: Any, data: Any, desk: Any, **more) -> None:
     "This project's trainer; `more` goes into its config."
-    from rlhf_nb.trainer import PPOConfig
+    from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
-    class Gated(in_phases(lambda name: torch.profiler.record_function(f"phase: {name}"))):
+    class Gated(PPOTrainer):
         def get_train_dataloader(self):
             return Gate(super().get_train_dataloader(), desk.between)
 

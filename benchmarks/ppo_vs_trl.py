@@ -4,7 +4,6 @@ second.
     python benchmarks/ppo_vs_trl.py                      small, early stops, tiny; 1 and 2 threads
     python benchmarks/ppo_vs_trl.py --settings tiny --threads 1 --rounds 9 --warmup 2
     python benchmarks/ppo_vs_trl.py --quick              does it run? Seconds; figures mean nothing
-    python benchmarks/ppo_vs_trl.py --profile --no_peer  where our update's time goes, as text
 
 The peer's virtual environment is made where it is missing, in `--peer_venv` (1 minute and 1.5 GB,
 pinned versions). Both sides load the same random Llama-class folders, prompts and lengths, in
@@ -94,9 +93,8 @@ def check_equal(s: dict, found: dict[str, list[dict]]) -> None:
             )
             most = want["padded"] * s["epochs"]
             width = want["padded"] // s["batch"]
-            ours = (
-                most * (-(-width // 16) * 16) // width
-            )  # with several mini-batches our trainer rounds rows up to 16 positions
+            # with several mini-batches our trainer rounds rows up to 16 positions
+            ours = most * (-(-width // 16) * 16) // width
             assert u["real"] <= u["computed"] <= ours, (
                 f"{side} computed {u['computed']} positions, wanted {u['real']} to {ours}"
             )
@@ -151,11 +149,8 @@ class Side:
         quiet = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
         quiet |= dict(CUDA_VISIBLE_DEVICES="", ACCELERATE_USE_CPU="true")
         quiet |= dict(TRL_EXPERIMENTAL_SILENCE="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
-        kept = {
-            name: x
-            for name, x in os.environ.items()
-            if not name.startswith(("PYTHONPATH", "VIRTUAL_ENV"))
-        }
+        others = ("PYTHONPATH", "VIRTUAL_ENV")
+        kept = {name: x for name, x in os.environ.items() if not name.startswith(others)}
         self.name, self.log = side, folder / f"{side}.log"
         words = ["--side", side, "--folder", str(folder), "--threads", str(threads)]
         with open(self.log, "w", encoding="utf-8") as log:
@@ -195,7 +190,7 @@ class Side:
         self.process.wait(60)
 
 
-def measure(s: dict, threads: int, asked: argparse.Namespace, pythons: dict, profile: Path) -> dict:
+def measure(s: dict, threads: int, asked: argparse.Namespace, pythons: dict) -> dict:
     "Rounds of one setting, and what they come to."
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         write_models(s, Path(place))
@@ -216,10 +211,6 @@ def measure(s: dict, threads: int, asked: argparse.Namespace, pythons: dict, pro
                 rates.append(ask())
         rates.append(ask())
         check_equal(s, found)
-        if asked.profile:
-            profile.write_text(f"{s}, {threads} threads\n\n")
-            for kind in ("operations", "functions"):
-                sides["ours"].ask(profile=str(profile), kind=kind)
     best = dict(zip(("own_shapes", "large"), map(max, zip(*rates))))
     told = dict(threads=threads, rounds=found, versions=versions, rate=best)
     return told | summary(s, found, best)
@@ -332,7 +323,6 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--settings", nargs="+", choices=SETTINGS, default=[*SETTINGS])
     add("--warmup", type=int, default=1, help="rounds before that, not counted (default 1)")
     add("--micro", type=int, help="rows of a micro-batch on both sides (default: the whole batch)")
-    add("--profile", action="store_true", help="a profile of our update, as text, beside the JSON")
     add("--no_peer", action="store_true", help="our side alone")
     add("--peer_venv", type=Path, default=PEER_VENV, help="made where it is missing")
     asked = common.parse(parser, words)
@@ -358,9 +348,8 @@ def main(words: list[str] | None = None) -> dict:
     for name in asked.settings:
         s = SETTINGS[name] | ({} if asked.micro is None else dict(micro=asked.micro))
         for threads in asked.threads:
-            start, stem = time.perf_counter(), f"{asked.output.stem}_profile_{name}_{threads}"
-            profile = asked.output.with_name(f"{stem}.txt")
-            run = dict(name=name) | measure(s, threads, asked, pythons, profile)
+            start = time.perf_counter()
+            run = dict(name=name) | measure(s, threads, asked, pythons)
             results["runs"].append(run)
             print(f"{where(run)}: {time.perf_counter() - start:.0f} s", flush=True)
             asked.output.write_text(json.dumps(results, indent=1) + "\n")

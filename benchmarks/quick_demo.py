@@ -22,11 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import described_parser
+from common import HERE, described_parser
 
 from rlhf_nb.gains import paired_gain, plan
-
-HERE = Path(__file__).parent
 
 
 def no_worse(before: float, after: float, posts: int) -> bool:

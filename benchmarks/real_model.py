@@ -24,7 +24,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from common import described_parser, environment, rate
+from common import HERE, described_parser, environment, rate
 from datasets import DatasetDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -36,7 +36,7 @@ from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.model_loading import load_policy, load_tokenizer
 from rlhf_nb.training.reference import as_reference
 
-KEPT = Path(__file__).parent / "results" / "real_model.json"
+KEPT = HERE / "results" / "real_model.json"
 RECIPES = dict(rule="smollm2_positive.yaml", learnt="smollm2_learnt.yaml")
 SHOWN = (
     "objective/raw_scores",

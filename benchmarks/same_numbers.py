@@ -9,24 +9,16 @@ each setting, and exits with 1 where one is above 1e-6.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, set_seed
-
-from rlhf_nb import PPOConfig, PPOTrainer
-from rlhf_nb.models import scorer_from
-from rlhf_nb.training.model_loading import train_tokenizer
-from rlhf_nb.world import mini_tldr
+from common import described_parser
+from step_size import tiny_trainer
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -52,31 +44,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(world: Any, tokenizer: Any, settings: dict[str, Any]) -> list[dict[str, float]]:
+def run(settings: dict[str, Any]) -> list[dict[str, float]]:
     "Metrics of two updates."
-    set_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    policy = AutoModelForCausalLM.from_config(config)
-    common = dict(use_cpu=True, bf16=False, report_to="none", disable_tqdm=True, save_strategy="no")
+    common = dict(bf16=False, save_strategy="no", logging_steps=1, num_sample_generations=0)
     sizes = dict(
         per_device_train_batch_size=16, response_length=16, learning_rate=1e-3, max_steps=2
     )
     with tempfile.TemporaryDirectory() as folder:
-        args = PPOConfig(
-            folder, logging_steps=1, num_sample_generations=0, **common | sizes | settings
-        )
-        reward = scorer_from(policy, 1)
-        data = world["train"].select_columns(["prompt"])
-        trainer = PPOTrainer(args, tokenizer, policy, reward_model=reward, train_dataset=data)
+        trainer = tiny_trainer(folder, **common | sizes | settings)
         trainer.train()
         return [row for row in trainer.state.log_history if "objective/kl" in row]
 
@@ -94,14 +69,12 @@ def difference(old: list[dict[str, float]], new: list[dict[str, float]]) -> floa
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = described_parser(__doc__)
     parser.add_argument("--write", type=Path)
     parser.add_argument("--against", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    world = mini_tldr(0, 160, 20, 40)
-    tokenizer = train_tokenizer([*world["train"]["prompt"], *world["train"]["completion"]])
-    results = {name: run(world, tokenizer, settings) for name, settings in SETTINGS.items()}
+    results = {name: run(settings) for name, settings in SETTINGS.items()}
     if given.write:
         given.write.write_text(json.dumps(results))
     worst = 0.0

@@ -20,19 +20,20 @@ import math
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import described_parser, environment
+from common import HERE, described_parser, environment
 from datasets import DatasetDict
-from rich.console import Console
-from transformers import PreTrainedTokenizerBase, PrinterCallback, set_seed
+from demo_runs import up_to_reward
+from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.cli import demo_stages
 from rlhf_nb.cli.demo_run import QUICK, DemoRun, DemoSettings
+from rlhf_nb.exercises.museum import train_silently
 from rlhf_nb.frontier import response_kl
 from rlhf_nb.judging import judge_completions
 from rlhf_nb.models import zero_head
@@ -41,7 +42,6 @@ from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.training.completions import complete
 from rlhf_nb.training.model_loading import load_policy, load_scorer
 
-HERE = Path(__file__).parent
 TOKENS = 32
 EPISODES = 640  # of a run: half of the quick demo's, in ten updates like it
 SEEDS = (300, 301, 302)  # of every value
@@ -103,20 +103,6 @@ class NotWhitened(PPOTrainer):
         return r.with_(advantages=(r.returns - r.values) * r.mask)
 
 
-def shared(
-    folder: Path, quick: dict[str, Any]
-) -> tuple[DemoRun, DatasetDict, PreTrainedTokenizerBase]:
-    "World, starting model and reward model: those of the quick demo's seed 0, made once."
-    settings = replace(DemoSettings(str(folder / "shared")), **quick)
-    run = DemoRun(settings, Console(quiet=True))
-    world, tokenizer = demo_stages.world_of(settings)
-    for name in ("sft", "pairs", "reward"):
-        if not (run.folder / name).is_dir():
-            set_seed(settings.seed)
-            getattr(demo_stages, f"{name}_stage")(run, world, tokenizer)
-    return run, world, tokenizer
-
-
 def config(s: dict[str, Any], seed: int, episodes: int, folder: str) -> PPOConfig:
     "The arguments of the demo's PPO stage, with these settings."
     own = {k: v for k, v in s.items() if k not in ("batch", "whitening")}
@@ -166,10 +152,9 @@ def one(job: Job, run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokeniz
             world["train"].select_columns(["prompt"]),
             zero_head(load_scorer(reward)),
         )
-        trainer.remove_callback(PrinterCallback)
         failed = ""
         try:
-            trainer.train()
+            train_silently(trainer)
         except (ValueError, RuntimeError, FloatingPointError) as error:  # part of the result
             failed = f"{type(error).__name__}: {error}"
     seconds, trained = time.perf_counter() - start, time.process_time() - cpu
@@ -237,7 +222,9 @@ def train(folder: Path, only: int | None, tiny: bool) -> None:
     "The runs of the plan that are not finished."
     torch.set_num_threads(1)
     with demo_stages.quiet():
-        run, world, tokenizer = shared(folder, QUICK | (TINY if tiny else {}))
+        # the quick demo's of seed 0, made once
+        quick = QUICK | (TINY if tiny else {})
+        run, world, tokenizer, _ = up_to_reward(DemoSettings(str(folder / "shared"), **quick))
         if not (folder / "start.json").is_file():
             policy = load_policy(str(run.folder / "sft"))
             rows = judged(policy, tokenizer, world["test"], run.settings.seed)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 from common import described_parser
-from transformers import PrinterCallback
 
 from rlhf_nb.checkpoint import save_policy
 from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoSettings
 from rlhf_nb.cli.demo_stages import quiet, sft_args, world_of
+from rlhf_nb.exercises.museum import train_silently
 from rlhf_nb.sft import SFTTrainer
 from rlhf_nb.training.model_loading import tiny_policy
 
@@ -38,9 +38,7 @@ def main() -> None:
         args = sft_args(settings, Path(folder), options.epochs)
         policy = tiny_policy(tokenizer, SEED)
         columns = world["train"].select_columns(["prompt", "completion"])
-        trainer = SFTTrainer(policy, args, columns, processing_class=tokenizer)
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
+        train_silently(SFTTrainer(policy, args, columns, processing_class=tokenizer))
         options.output.mkdir(parents=True, exist_ok=True)
         save_policy(policy, tokenizer, options.output)
     size = sum(path.stat().st_size for path in options.output.iterdir())

@@ -10,9 +10,7 @@ with it. Prints a table a module, and one a method of the trainer with --functio
 
 from __future__ import annotations
 
-import argparse
 import inspect
-import os
 import sys
 import tempfile
 from collections import defaultdict
@@ -20,10 +18,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from common import described_parser
+from transformers import AutoModelForCausalLM, LlamaConfig, set_seed
 
 import rlhf_nb
 from rlhf_nb.models import scorer_from
@@ -34,11 +30,11 @@ from rlhf_nb.world import mini_tldr
 PACKAGE = Path(rlhf_nb.__file__).parent
 
 
-def tiny_trainer(folder: str) -> PPOTrainer:
-    "A Llama of one layer and its reward model; every setting that matters at its default."
+def tiny_trainer(folder: str, **settings: Any) -> PPOTrainer:
+    "A Llama of two layers and its reward model; what is not given is at its default."
     world = mini_tldr(0, 160, 20, 40)
     tokenizer = train_tokenizer([*world["train"]["prompt"], *world["train"]["completion"]])
-    torch.manual_seed(0)
+    set_seed(0)
     sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
     policy = AutoModelForCausalLM.from_config(
         LlamaConfig(
@@ -49,9 +45,9 @@ def tiny_trainer(folder: str) -> PPOTrainer:
             **sizes,
         )
     )
-    args = PPOConfig(folder, use_cpu=True, report_to="none", disable_tqdm=True)
-    data = world["train"].select_columns(["prompt"])
-    return PPOTrainer(args, tokenizer, policy, reward_model=scorer_from(policy), train_dataset=data)
+    args = PPOConfig(folder, use_cpu=True, report_to="none", disable_tqdm=True, **settings)
+    data, reward = world["train"].select_columns(["prompt"]), scorer_from(policy, 1)
+    return PPOTrainer(args, tokenizer, policy, reward_model=reward, train_dataset=data)
 
 
 def entered(trainer: PPOTrainer) -> set[CodeType]:
@@ -84,7 +80,7 @@ def functions(seen: set[CodeType]) -> dict[tuple[str, str], int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = described_parser(__doc__)
     parser.add_argument("--functions", action="store_true", help="list every function too")
     with tempfile.TemporaryDirectory() as folder:
         counts = functions(entered(tiny_trainer(folder)))

@@ -9,14 +9,13 @@ answers scatter. One thread, about 8 seconds a run on a 2 GHz core.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from bug_museum import COLUMNS
-from common import environment
+from common import described_parser, environment
 
 from rlhf_nb.exercises.museum import BUGS, SETTINGS, imitator, run
 
@@ -35,7 +34,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = described_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--under_load", action="store_true", help="say that other work ran beside")
     parser.add_argument("--output", type=Path, required=True)

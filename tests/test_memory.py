@@ -25,7 +25,7 @@ from rlhf_nb.cli import plan, ppo
 from rlhf_nb.diagnose.memory import (
     FORMS,
     MemoryPlan,
-    gathered,
+    gathered_bytes,
     kv_cache,
     layer_activations,
     model_activations,
@@ -271,7 +271,7 @@ def test_states_are_those_of_the_papers():
 def test_what_fsdp2_has_whole_for_a_while():
     config, big = configs(layers=4)["llama"], configs(128, 6)["llama"]
     policy, value, judge = model_size(config), model_size(config, True), model_size(big, True)
-    whole = lambda phase, *reward, **more: gathered(
+    whole = lambda phase, *reward, **more: gathered_bytes(
         plan_on("fsdp2", *reward, config=config, **more), phase
     )
     outside = lambda m: m.params - m.layers * m.layer

@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import ConstantLR
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from rlhf_nb.diagnose.preflight import LADDER
-from rlhf_nb.diagnose.rungs_update import misplaced
+from rlhf_nb.diagnose.rungs_update import find_misplaced
 from rlhf_nb.diagnose.subject import Subject
 from rlhf_nb.fast_logprobs import response_logprobs
 from rlhf_nb.judges import load_judge
@@ -692,5 +692,5 @@ def test_preflight_names_what_does_not_learn_and_what_should_not(ppo, letters):
     before = weights(trainer)
     with torch.no_grad():
         frozen.score.weight.add_(1.0)
-    moved, _ = misplaced(trainer, before, before)
+    moved, _ = find_misplaced(trainer, before, before)
     assert moved == "1 frozen tensors moved, such as value.score.weight"

@@ -14,8 +14,8 @@ import torch
 
 from rlhf_nb.checks import check_update
 from rlhf_nb.exercises import training_loop
-from rlhf_nb.exercises.engine import Exercise, rewritten
-from rlhf_nb.exercises.training_loop import UPDATE, my_update, ran
+from rlhf_nb.exercises.engine import Exercise, rewrite
+from rlhf_nb.exercises.training_loop import UPDATE, my_update, run_update
 from rlhf_nb.exercises.values import same
 from rlhf_nb.fast_logprobs import response_logprobs
 from rlhf_nb.gae import gae, returns_from
@@ -259,9 +259,11 @@ def test_what_one_draw_cannot_tell_apart_fails_in_another():
 # catches: worlds in which no value falls far enough for the lower end of its clip
 def test_every_end_of_a_clip_matters_in_each_draw():
     seed = 1634561874
-    without = rewritten(my_update, ("old_values - 0.2", "old_values - 1.2"))
+    without = rewrite(my_update, ("old_values - 0.2", "old_values - 1.2"))
     first_worlds = training_loop.two_worlds(torch.Generator().manual_seed(seed))
-    assert all(same(ran(without, world), ran(my_update, world)) for world in first_worlds)
+    assert all(
+        same(run_update(without, world), run_update(my_update, world)) for world in first_worlds
+    )
     assert not UPDATE.judge(without, seed)
 
 

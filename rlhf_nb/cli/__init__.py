@@ -76,10 +76,7 @@ def main(words: list[str] | None = None) -> int:
         return 0
     if name not in (*COMMANDS, "launch"):
         known = f"{did_you_mean(name, COMMANDS) or ' Commands: ' + ', '.join(COMMANDS) + '.'}"
-        print(
-            f"rlhf-nb: there is no command {name!r}.{known} See rlhf-nb --help",
-            file=sys.stderr,
-        )
+        print(f"rlhf-nb: there is no command {name!r}.{known} See rlhf-nb --help", file=sys.stderr)
         return 2
     try:
         module = import_module(f"rlhf_nb.cli.{'recipes' if name == 'launch' else name}")

@@ -12,13 +12,7 @@ from typing import Any
 
 import pandas as pd
 from datasets import Dataset, DatasetDict, concatenate_datasets, load_from_disk
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,

@@ -101,9 +101,7 @@ ABOUT = About(
 
 def judge_parser() -> Parser:
     "Every option of `rlhf-nb judge`."
-    parser = Parser(ABOUT, DataArguments, ModelArguments, JudgeArguments)
-    parser.add_argument("--config", metavar="FILE")
-    return parser
+    return Parser(ABOUT, DataArguments, ModelArguments, JudgeArguments)
 
 
 def make_judge(options: JudgeArguments) -> Any:

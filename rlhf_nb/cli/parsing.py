@@ -64,7 +64,7 @@ class ShowHelp(argparse.Action):
 class Parser(HfArgumentParser):
     "Options from dataclasses, `--config`, two lengths of help, and errors of one line."
 
-    def __init__(self, about: About, *kinds: Any):
+    def __init__(self, about: About, *kinds: Any, **defaults: Any):
         self.about, self.recipe = about, ""
         self.known: dict[str, argparse.Action] = {}  # by the name of the field
         self.hints = {k: hint for kind in kinds for k, hint in get_type_hints(kind).items()}
@@ -76,6 +76,9 @@ class Parser(HfArgumentParser):
         super().__init__(kinds, prog=f"rlhf-nb {name}", allow_abbrev=False, add_help=False)
         self.add_argument("-h", "--help", action=ShowHelp, nargs=0, help="show this page")
         self.add_argument("--help-all", action=ShowHelp, nargs=0, help="show every option")
+        if any("config" in names for names in about.options.values()):
+            self.add_argument("--config", metavar="FILE")
+        self.set_defaults(**defaults)
 
     def add_argument(self, *flags: Any, **how: Any) -> argparse.Action:
         "HfArgumentParser's, where a field may also be None, or several values, or a dictionary."
@@ -94,7 +97,7 @@ class Parser(HfArgumentParser):
         self.known.setdefault(action.dest, action)
         return action
 
-    def meant(self, name: str, before: str = "") -> str:
+    def suggest(self, name: str, before: str = "") -> str:
         "What an unknown option is called here, or the nearest one."
         if "ppo" in (self.prog.split()[1], self.about.section) and name in CONFIG:
             return f" An older name: use {CONFIG[name]}"
@@ -103,7 +106,7 @@ class Parser(HfArgumentParser):
     def error(self, message: str) -> NoReturn:
         "What is wrong and how to fix it, on one line; exit code 2."
         if unknown := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
-            message += "." + self.meant(unknown[1].removeprefix("--"), "--")
+            message += "." + self.suggest(unknown[1].removeprefix("--"), "--")
         elif wrong := re.match(r"argument --(\w+).*: invalid choice: '([^']*)'", message):
             choices = list(map(str, self.known[wrong[1]].choices or []))
             some = ", ".join(choices[:8]) + ", ..." * (len(choices) > 8)
@@ -147,7 +150,7 @@ class Parser(HfArgumentParser):
         for key, value in settings.items():
             name = key.replace("-", "_")
             if name not in self.known or name in ("config", "help", "help_all"):
-                self.error(f"unknown key {key!r}.{self.meant(key)}")
+                self.error(f"unknown key {key!r}.{self.suggest(key)}")
             if isinstance(value, list) and self.known[name].nargs != "+":
                 self.error(f"{key} takes one value, not a list")
             texts = [

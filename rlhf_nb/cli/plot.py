@@ -87,11 +87,7 @@ def remarks(
 def table(values: pd.DataFrame) -> Table:
     "The last values, for a terminal."
     made = Table(
-        title="Last values",
-        box=SIMPLE_HEAD,
-        title_justify="left",
-        title_style="",
-        header_style="",
+        title="Last values", box=SIMPLE_HEAD, title_justify="left", title_style="", header_style=""
     )
     for head in values:
         made.add_column(str(head), justify="left" if head in ("metric", "name") else "right")

@@ -72,13 +72,7 @@ ABOUT = About(
             "use_peft",
             "seed",
         ),
-        "logs and checkpoints": (
-            "save_rollouts",
-            "save_steps",
-            "report_to",
-            "resume",
-            "dry_run",
-        ),
+        "logs and checkpoints": ("save_rollouts", "save_steps", "report_to", "resume", "dry_run"),
         "help": ("help", "help_all"),
     },
     required={
@@ -99,10 +93,7 @@ ABOUT = About(
 
 def ppo_parser() -> Parser:
     "Every option of `rlhf-nb ppo`."
-    parser = Parser(ABOUT, TrainDataArguments, PPOModelArguments, PPOConfig)
-    parser.add_argument("--config", metavar="FILE")
-    parser.set_defaults(output_dir="runs/ppo")
-    return parser
+    return Parser(ABOUT, TrainDataArguments, PPOModelArguments, PPOConfig, output_dir="runs/ppo")
 
 
 def trainer_of(data: TrainDataArguments, models: PPOModelArguments, args: PPOConfig) -> PPOTrainer:

@@ -28,10 +28,7 @@ from rlhf_nb.training.model_loading import (
 DEFAULTS = {f.name: f.default for f in fields(PPOConfig)}
 
 
-def policy_name(
-    model_name_or_path: str | None,
-    sft_model_path: str,
-) -> str:
+def policy_name(model_name_or_path: str | None, sft_model_path: str) -> str:
     """The policy to start from: sft_model_path where it was given, or else model_name_or_path.
     Raises ValueError where there is neither."""
     if sft_model_path != DEFAULTS["sft_model_path"]:
@@ -44,10 +41,7 @@ def policy_name(
     return model_name_or_path
 
 
-def has_reward_model(
-    reward_model_path: str,
-    reward_function: list[str] | None,
-) -> bool:
+def has_reward_model(reward_model_path: str, reward_function: list[str] | None) -> bool:
     "False: reward functions alone. Raises ValueError where there is neither."
     given = reward_model_path != DEFAULTS["reward_model_path"]
     if not given and not reward_function:

@@ -58,10 +58,7 @@ ABOUT = About(
 def preflight_parser() -> Parser:
     "Every option of `rlhf-nb preflight`."
     kinds = PreflightArguments, TrainDataArguments, PPOModelArguments, PPOConfig
-    parser = Parser(ABOUT, *kinds)
-    parser.add_argument("--config", metavar="FILE")
-    parser.set_defaults(output_dir="runs/ppo")
-    return parser
+    return Parser(ABOUT, *kinds, output_dir="runs/ppo")
 
 
 def pairs_of(name: str | None) -> list[Any] | None:

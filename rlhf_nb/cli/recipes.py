@@ -47,9 +47,9 @@ def read_recipe(
     file = recipe_file(path, "--config")
     try:
         root = yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader)
-        lines = mapping(root) if root else {}
+        lines = lines_of(root) if root else {}
         sections = {
-            name: mapping(lines.pop(name))
+            name: lines_of(lines.pop(name))
             for name in COMMANDS
             if isinstance(lines.get(name), yaml.MappingNode)
         }
@@ -58,7 +58,7 @@ def read_recipe(
         raise ValueError(f"--config {path}: {error}") from error
 
 
-def mapping(node: yaml.Node) -> dict[str, yaml.Node]:
+def lines_of(node: yaml.Node) -> dict[str, yaml.Node]:
     "The lines of a YAML mapping. Raises ValueError for anything else, or a key that comes twice."
     if not isinstance(node, yaml.MappingNode):
         raise ValueError("expected lines such as `kl_coef: 0.05`")
@@ -82,5 +82,5 @@ def value_of(node: yaml.Node) -> Any:
         return None if node.tag.endswith(":null") else node.value
     if isinstance(node, yaml.SequenceNode):
         return [value_of(item) for item in node.value]
-    mapping(node)  # its keys are names
+    lines_of(node)  # its keys are names
     return yaml.safe_load(yaml.serialize(node))

@@ -47,10 +47,9 @@ ABOUT = About(
 
 def reward_parser() -> Parser:
     "Every option of `rlhf-nb reward`."
-    parser = Parser(ABOUT, AnswerDataArguments, RewardModelArguments, RewardConfig)
-    parser.add_argument("--config", metavar="FILE")
-    parser.set_defaults(output_dir="runs/reward")
-    return parser
+    return Parser(
+        ABOUT, AnswerDataArguments, RewardModelArguments, RewardConfig, output_dir="runs/reward"
+    )
 
 
 def references(train: Dataset) -> Dataset:

@@ -43,20 +43,16 @@ ABOUT = About(
         "rlhf-nb sft --config tldr_pythia_1b.yaml --learning_rate 1e-5",
     ),
     options=supervised_options("model_name_or_path", "from_scratch", training=("packing",)),
-    required={
-        "dataset_name": "required",
-        "model_name_or_path": "required, or --from_scratch",
-    },
+    required={"dataset_name": "required", "model_name_or_path": "required, or --from_scratch"},
     help=TRAINER_HELP,
 )
 
 
 def sft_parser() -> Parser:
     "Every option of `rlhf-nb sft`."
-    parser = Parser(ABOUT, AnswerDataArguments, ScratchModelArguments, SFTConfig)
-    parser.add_argument("--config", metavar="FILE")
-    parser.set_defaults(output_dir="runs/sft")
-    return parser
+    return Parser(
+        ABOUT, AnswerDataArguments, ScratchModelArguments, SFTConfig, output_dir="runs/sft"
+    )
 
 
 def starting_point(

@@ -106,7 +106,7 @@ def rollout_text(rollout: Rollout, episodes: int = 8) -> Text:
     return Text("\n\n").join(parts)
 
 
-def objective_typed(text: str) -> Objective:
+def parse_objective(text: str) -> Objective:
     "`kl_coef=0.1,lam=0.9` as an objective. Exits where a part is no setting of it."
     from rlhf_nb.update import Objective
 
@@ -146,7 +146,7 @@ def view_command(words: Sequence[str]) -> None:
     if options.tokenizer is not None:
         with require_name("--tokenizer", options.tokenizer) as name:
             tokenizer = pretrained_tokenizer(name)
-    objective = None if options.objective is None else objective_typed(options.objective)
+    objective = None if options.objective is None else parse_objective(options.objective)
     browser = browse(options.run, None, columns, tokenizer, objective)
     last = max(browser.run.files)
     if missing := sorted({*(options.update or [])} - {*browser.run.files}):

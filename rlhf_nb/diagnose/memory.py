@@ -345,7 +345,7 @@ def states(plan: MemoryPlan, phase: str = "update") -> dict[str, float]:
     return held
 
 
-def gathered(plan: MemoryPlan, phase: str) -> float:
+def gathered_bytes(plan: MemoryPlan, phase: str) -> float:
     """Bytes of weights and gradients that are temporarily whole on a GPU, in addition to their
     shards; buckets of DeepSpeed."""
     (policy, *value), b = plan.trained, plan.form.weights
@@ -424,7 +424,7 @@ def _with_gradient(plan: MemoryPlan) -> dict[str, float]:
 
 
 def _phase(plan: MemoryPlan, name: str) -> dict[str, float]:
-    moving = dict(copies=_copies(plan, name), gathered=gathered(plan, name))
+    moving = dict(copies=_copies(plan, name), gathered=gathered_bytes(plan, name))
     moving |= _with_gradient(plan) if name == "update" else _without_gradient(plan, name)
     lost = FRAGMENTS * sum(moving.values()) + CONTEXT + NCCL * (plan.num_processes > 1)
     return states(plan, name) | moving | dict(allowance=lost)

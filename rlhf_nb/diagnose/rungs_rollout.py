@@ -522,7 +522,7 @@ def targets(observed: Observed) -> by_hand.Targets:
 NO_VALUE = "advantage_estimator has no value model"
 
 
-def unknown(subject: Subject) -> str:
+def why_unknown(subject: Subject) -> str:
     "Why there is nothing to compare an estimator's numbers with; empty where there is."
     name = subject.args.advantage_estimator
     return "" if name in by_hand.BY_HAND else f"advantage_estimator {name!r} has no copy by hand"
@@ -559,7 +559,7 @@ def values(subject: Subject) -> Finding:
 )
 def advantages(subject: Subject) -> Finding:
     "Advantages by hand."
-    if why := unknown(subject):
+    if why := why_unknown(subject):
         return not_here(why)
     by_formula = lambda x: row_gap(x.rollout.advantages, targets(x).advantages or [])
     return compare_by_hand(subject, by_formula, slack=3)
@@ -574,6 +574,6 @@ def advantages(subject: Subject) -> Finding:
 )
 def returns(subject: Subject) -> Finding:
     "What the value model is trained towards, by hand."
-    if why := NO_VALUE if subject.start.hand.values is None else unknown(subject):
+    if why := NO_VALUE if subject.start.hand.values is None else why_unknown(subject):
         return not_here(why)
     return compare_by_hand(subject, lambda x: row_gap(x.rollout.returns, targets(x).returns or []))

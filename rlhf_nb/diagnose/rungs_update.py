@@ -230,7 +230,7 @@ def moved_shares(
     return shares
 
 
-def misplaced(
+def find_misplaced(
     trainer: PPOTrainer, before: dict[str, Tensor], touched: dict[str, Tensor]
 ) -> list[str]:
     "What learns and has no gradient, and what moved and does not learn, in words."
@@ -281,7 +281,7 @@ def one_update(subject: Subject) -> tuple[dict[str, float], dict[str, list[float
     kept = [p.detach().clone() for p in parameters_of(reference)]
     trainer.step(subject.batch(trainer.args.batch_size))
     away = [(a - b).abs().max().item() for a, b in zip(kept, parameters_of(reference))]
-    odd = misplaced(trainer, before, had)
+    odd = find_misplaced(trainer, before, had)
     odd += [f"the reference moved by {max(away):g}"] if any(away) else []
     return moved_shares(trainer, before, had), norms, odd
 

@@ -27,7 +27,6 @@ def _others_cases(g: Generator) -> list[Case]:
 
 
 OTHERS = Exercise(
-    "my_others",
     my_others,
     _others_cases,
     "Each response is measured against what the others to its prompt earned.",
@@ -44,10 +43,7 @@ OTHERS = Exercise(
             "(total - groups)",
             "(total - 0 * groups)",
         ),
-        "These are the advantages: give the baseline alone.": (
-            "return (",
-            "return (groups - ",
-        ),
+        "These are the advantages: give the baseline alone.": ("return (", "return (groups - "),
         "The sign is wrong: the others' mean, not minus it.": (
             "(total - groups)",
             "(groups - total)",

@@ -98,7 +98,7 @@ def path_pages(
     return [pages[number] for number in order if number in pages]
 
 
-def _linked(page: Page) -> str:
+def _link_to(page: Page) -> str:
     return f"[{page.name[:2]} {page.title}]({page.name}.ipynb)"
 
 
@@ -109,7 +109,7 @@ def path_table(
     parts = {numbers[0]: part for part, numbers in PATH.items()}
     pages = path_pages(folder)
     lines = [
-        f"| {parts.get(p.name[:2], '')} | {_linked(p)} | {p.promise} |"
+        f"| {parts.get(p.name[:2], '')} | {_link_to(p)} | {p.promise} |"
         f" {p.reading:.0f} | {p.exercises or '–'} | {p.more:.0f} |"
         for p in pages
     ]
@@ -126,7 +126,7 @@ def beside_table(
     "The pages beside the path in Markdown, with their minutes."
     path = path_pages(folder)
     lines = [
-        f"| {_linked(p)} | {p.promise} | {p.minutes + p.more:.0f} |"
+        f"| {_link_to(p)} | {p.promise} | {p.minutes + p.more:.0f} |"
         for p in course_pages(folder)
         if p not in path
     ]

@@ -72,7 +72,6 @@ def _to_go(told: Steps, facts: dict[str, str]) -> list[float]:
 PAID, RIGHT = "float(points - before)", "sum(facts[s] == v for s, v in now.items())"
 
 STEP_REWARDS = Exercise(
-    "my_step_rewards",
     my_step_rewards,
     _step_cases,
     "What was paid so far is always what the text so far is worth: a loop earns nothing.",
@@ -96,9 +95,9 @@ STEP_REWARDS = Exercise(
         "You look ahead: a step is paid because of what comes after it, or is not paid because of "
         "it. A step's reward may depend on the text so far alone.": _ahead,
         "You pay one step late, and what the last step earned is lost: the reward of a step is in "
-        "its own place.": ("return rewards", "return [0.0, *rewards][: len(rewards)]"),
+        "its own place.": "[0.0, *rewards][: len(rewards)]",
         "You pay after the end: there is one number for each step, so the list has the length of "
-        "told.": ("return rewards", "return [0.0, *rewards]"),
+        "told.": "[0.0, *rewards]",
         "These are the rewards to go: the trainer adds up by itself. Give what each step "
         "earned.": _to_go,
         "The sum is not the old reward: a wrong value counts 0, and not -1.": (

@@ -33,7 +33,8 @@ from rlhf_nb.exercises.values import (
 )
 from rlhf_nb.ui.html import element, inline
 
-Wrong = Callable | tuple[str, ...]  # a program, or edits of the right one: old, new, old, new ...
+# A mistake: what is returned instead; edits of the right answer: old, new, ...; or a program.
+Wrong = str | tuple[str, ...] | Callable
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,12 @@ class Verdict:
         return element("div", text, seen, style=inline("verdict", ground=ground))
 
 
-def rewritten(right: Callable, edits: tuple[str, ...]) -> Callable:
-    "The right answer with pieces of its source replaced: old, new, old, new ..."
+def rewrite(right: Callable, edits: str | tuple[str, ...]) -> Callable:
+    """The right answer with pieces of its source replaced: old, new, old, new ...; or with another
+    expression in its last return."""
     source = textwrap.dedent(inspect.getsource(right))
+    if isinstance(edits, str):
+        edits = ("return " + source.rpartition("return ")[2], f"return {edits}\n")
     for old, new in zip(edits[::2], edits[1::2]):
         if old not in source:
             raise ValueError(f"{old!r} does not occur in {right.__name__}: correct the edit.")
@@ -87,14 +91,18 @@ class Exercise:
     """A checker: call it with your function. `cases` draws the arguments of a few calls from a
     generator, in the order in which the function takes them."""
 
-    name: str  # of the function that the reader writes
-    right: Callable  # one answer, as a reader would write it
+    right: Callable  # one answer, as a reader would write it; its name is that of theirs
     cases: Callable[[torch.Generator], list[Case]]
     praise: str  # what the reader has understood
     mistakes: Mapping[str, Wrong]  # the message for a mistake: a program that makes it
     grads: tuple[str, ...] = ()  # the arguments whose gradients are compared
     results: tuple[str, ...] = ()  # the names of several results
     _programs: dict[str, Callable] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        "Of the function that the reader writes."
+        return self.right.__name__
 
     def __call__(self, answer: Any, seed: int | None = None) -> Verdict:
         "Whether the answer is right, and if not, which mistake it makes. Never raises."
@@ -123,9 +131,7 @@ class Exercise:
         "The program of the catalogue that makes a mistake."
         if message not in self._programs:
             wrong = self.mistakes[message]
-            self._programs[message] = (
-                rewritten(self.right, wrong) if isinstance(wrong, tuple) else wrong
-            )
+            self._programs[message] = wrong if callable(wrong) else rewrite(self.right, wrong)
         return self._programs[message]
 
     def _no_function(self, answer: Any) -> str:
@@ -143,7 +149,7 @@ class Exercise:
                 return Verdict(
                     False,
                     "You changed an argument in place, and the caller needs it unchanged: copy it.",
-                    self._seen(case, got[-1]),
+                    self._show_case(case, got[-1]),
                 )
         if all(one is None for one in got):
             todo = f"{self.name} returns None: write its body, then run this cell again."
@@ -155,7 +161,7 @@ class Exercise:
         if not failing:
             return Verdict(True, self.praise)
         worst = min(failing, key=lambda i: (not _finite(cases[i]), _size(cases[i])))
-        seen = self._seen(cases[worst], got[worst], want[worst], bool(weights) and answer)
+        seen = self._show_case(cases[worst], got[worst], want[worst], bool(weights) and answer)
         for message in self.mistakes:
             if self._agree(self.wrong(message), answer, cases, got, bool(weights)):
                 return Verdict(False, message, seen)
@@ -269,7 +275,7 @@ class Exercise:
 
     # ---- What is shown ----
 
-    def _seen(
+    def _show_case(
         self, case: Case, got: Any, want: Any = None, gradients: Callable | bool = False
     ) -> str:
         lines = [f"{name} = {show_short(x)}" for name, x in case.items()]

@@ -42,7 +42,6 @@ def _weights_cases(g: Generator) -> list[Case]:
 CUT = ".clamp(max=cap)"
 
 WEIGHTS = Exercise(
-    "my_weights",
     my_weights,
     _weights_cases,
     "What was sampled too often counts less, and no token counts for more than the cap.",
@@ -61,10 +60,7 @@ WEIGHTS = Exercise(
         "You raise small weights too: a token that the engine samples too often must count "
         "less. Truncate from above alone, without a lower bound.": (CUT, ".clamp(1 / cap, cap)"),
         "You raise small weights to cap: cap is the largest that a weight may be, a maximum "
-        "and no minimum.": (
-            CUT,
-            ".clamp(min=cap)",
-        ),
+        "and no minimum.": (CUT, ".clamp(min=cap)"),
         "You cap the weights at 1: they may be as large as cap.": (CUT, ".clamp(max=1.0)"),
         "You drop tokens beyond the cap: truncating keeps them, with the weight cap.": (
             "gap.exp().clamp(max=cap)",

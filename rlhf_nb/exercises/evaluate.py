@@ -40,7 +40,6 @@ WAYS = "math.comb(i, n - 1)"
 SETS = "math.comb(len(scores), n)"
 
 BEST_OF_N = Exercise(
-    "my_best_of_n",
     my_best_of_n,
     _best_of_n_cases,
     "You considered every set of n and sampled none.",
@@ -69,48 +68,23 @@ BEST_OF_N = Exercise(
             "math.comb(i, n)",
         ),
         "You choose n + 1 of the scores below: choose n - 1, because the score itself is the "
-        "n-th.": (
-            WAYS,
-            "math.comb(i, n + 1)",
-        ),
+        "n-th.": (WAYS, "math.comb(i, n + 1)"),
         "You choose n - 2 of the scores below, so you are off by one: n - 1 of them and the "
-        "score itself make n.": (
-            WAYS,
-            "math.comb(i, max(n - 2, 0))",
-        ),
+        "score itself make n.": (WAYS, "math.comb(i, max(n - 2, 0))"),
         "You divide the number of sets by the score: multiply each score by it.": (
             "math.comb(i, n - 1) * score",
             "math.comb(i, n - 1) / score",
         ),
-        "You multiply by the number of sets: divide by it.": (
-            f"total / {SETS}",
-            f"total * {SETS}",
-        ),
-        "That is the best of one set, the first n scores: average over all sets.": (
-            f"total / {SETS}",
-            "max(scores[:n])",
-        ),
-        "That is the best of all scores: n makes no difference.": (
-            f"total / {SETS}",
-            "max(scores)",
-        ),
-        "That is the mean of the scores: n makes no difference.": (
-            f"total / {SETS}",
-            "sum(scores) / len(scores)",
-        ),
+        "You multiply by the number of sets: divide by it.": f"total * {SETS}",
+        "That is the best of one set, "
+        "the first n scores: average over all sets.": "max(scores[:n])",
+        "That is the best of all scores: n makes no difference.": "max(scores)",
+        "That is the mean of the scores: n makes no difference.": "sum(scores) / len(scores)",
         "That is the mean of the n largest scores: average, over all sets of n, the largest of "
-        "each.": (
-            f"total / {SETS}",
-            "sum(ordered[-n:]) / n",
-        ),
+        "each.": "sum(ordered[-n:]) / n",
         "You sampled with replacement: one answer can then fill a set alone, and the estimate "
-        "is too low.": (
-            WAYS,
-            "((i + 1) ** n - i**n)",
-            SETS,
-            "len(scores) ** n",
-        ),
-        "That is a sum: divide it by the number of sets (math.comb).": (f"total / {SETS}", "total"),
+        "is too low.": (WAYS, "((i + 1) ** n - i**n)", SETS, "len(scores) ** n"),
+        "That is a sum: divide it by the number of sets (math.comb).": "total",
         "You divided by the number of scores: divide by the number of sets (math.comb).": (
             SETS,
             "len(scores)",

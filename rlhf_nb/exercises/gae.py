@@ -49,7 +49,6 @@ DIRTY = ("    rewards = torch.where(mask, rewards, 0.0)\n", "", *CLEAR)
 LAST = "    return advantages\n"
 
 GAE = Exercise(
-    "my_gae",
     my_gae,
     _gae_cases,
     "Each token has its own surprise and a share of the later ones.",
@@ -85,10 +84,7 @@ GAE = Exercise(
             "",
         ),
         "V_t is where V_{t+1} belongs: the surprise compares the value of this token with the "
-        "next token's.": (
-            "gamma * after",
-            "gamma * values",
-        ),
+        "next token's.": ("gamma * after", "gamma * values"),
         "The value of the next token is missing from the surprise: add gamma * V_{t+1}.": (
             "+ gamma * after ",
             "",
@@ -110,21 +106,14 @@ GAE = Exercise(
         ),
         "The mask makes no difference: clear values and rewards on padding first.": DIRTY,
         "The last real token of a short row uses a value on padding: after the end, the value "
-        "is 0.": (
-            *CLEAR,
-            "- values\n",
-            "- values\n    deltas = torch.where(mask, deltas, 0.0)\n",
-        ),
+        "is 0.": (*CLEAR, "- values\n", "- values\n    deltas = torch.where(mask, deltas, 0.0)\n"),
         "The last token of a full row uses the value of the first, because roll wraps around: "
         "put a 0 there.": (
             "    after[:, :-1] = values[:, 1:]\n",
             "    after = values.roll(-1, 1)\n",
         ),
         "The last token of a full row uses its own value as the next one: after the end, the "
-        "value is 0.": (
-            "torch.zeros_like(values)",
-            "values.clone()",
-        ),
+        "value is 0.": ("torch.zeros_like(values)", "values.clone()"),
         "Zero times infinity is NaN: clear padding with torch.where, do not multiply by the "
         "mask.": (
             "torch.where(mask, rewards, 0.0)",
@@ -132,10 +121,8 @@ GAE = Exercise(
             "torch.where(mask, values, 0.0)",
             "values * mask",
         ),
-        "These are the returns, A + V: the advantages are without the value.": (
-            LAST,
-            "    return advantages + values\n",
-        ),
+        "These are the returns, A + V: "
+        "the advantages are without the value.": "advantages + values",
         "These are the returns, A + V, with the values on padding: the advantages are without the "
         "value.": (
             "    values = torch",

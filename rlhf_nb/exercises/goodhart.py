@@ -22,22 +22,21 @@ def my_best_of_n_kl(p: Tensor, n: int) -> Tensor:
 
 
 def _kl_cases(g: Generator) -> list[Case]:
-    def drawn(answers: int) -> Tensor:
+    def draw_chances(answers: int) -> Tensor:
         weights = uniform(g, 0.5, 2.0, answers)
         return weights / weights.sum()
 
     return [
         dict(p=tensor([0.4, 0.3, 0.2, 0.1]), n=4),
-        dict(p=drawn(3), n=1),
-        dict(p=drawn(one(g, 4, 6)), n=pick(g, [2, 3, 5])),
-        dict(p=drawn(one(g, 3, 5)), n=pick(g, [6, 7, 8])),
+        dict(p=draw_chances(3), n=1),
+        dict(p=draw_chances(one(g, 4, 6)), n=pick(g, [2, 3, 5])),
+        dict(p=draw_chances(one(g, 3, 5)), n=pick(g, [6, 7, 8])),
     ]
 
 
 Q = "upto**n - (upto - p) ** n"
 
 BEST_OF_N_KL = Exercise(
-    "my_best_of_n_kl",
     my_best_of_n_kl,
     _kl_cases,
     "The probability that all n are at most this good, less that they are all worse.",

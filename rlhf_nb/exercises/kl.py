@@ -42,28 +42,23 @@ WHERE = "torch.where(mask, logprobs - ref_logprobs, 0.0)"
 BARE = "logprobs - ref_logprobs"
 
 K3 = Exercise(
-    "my_k3",
     my_k3,
     _k3_cases,
     "Never negative, right on average, and 0 on padding.",
     {
         "The log-ratio x is the wrong way round, with logprobs and ref_logprobs swapped: it is "
         "policy minus reference.": (BARE, "ref_logprobs - logprobs"),
-        "exp(-x) + x is 1 at x = 0: subtract 1, or use expm1.": (
-            EXPM1,
-            "torch.where(mask, (-x).exp() + x, 0.0)",
-        ),
+        "exp(-x) + x is 1 at x = 0: "
+        "subtract 1, or use expm1.": "torch.where(mask, (-x).exp() + x, 0.0)",
         "exp(-x) + x is 1 at x = 0: subtract 1, or use expm1. Padding has that 1 too, and "
-        "should be 0.": (EXPM1, "(-x).exp() + x"),
-        "The last sign is wrong: add x.": (EXPM1, "torch.expm1(-x) - x"),
-        "The minus sign in the exponent is missing: it is exp(-x).": (EXPM1, "torch.expm1(x) + x"),
-        "x is not added: without it, the result can be negative.": (EXPM1, "torch.expm1(-x)"),
-        "The sign is wrong: k3 is never negative.": (EXPM1, "-x - torch.expm1(-x)"),
-        "That is k2, half the square of x: it agrees with k3 near zero, and only there.": (
-            EXPM1,
-            "x.square() / 2",
-        ),
-        "That is k1, x itself: it is unbiased too, but can be negative.": (EXPM1, "x"),
+        "should be 0.": "(-x).exp() + x",
+        "The last sign is wrong: add x.": "torch.expm1(-x) - x",
+        "The minus sign in the exponent is missing: it is exp(-x).": "torch.expm1(x) + x",
+        "x is not added: without it, the result can be negative.": "torch.expm1(-x)",
+        "The sign is wrong: k3 is never negative.": "-x - torch.expm1(-x)",
+        "That is k2, half the square of x: "
+        "it agrees with k3 near zero, and only there.": "x.square() / 2",
+        "That is k1, x itself: it is unbiased too, but can be negative.": "x",
         "Zero times infinity is NaN: use torch.where on x, do not multiply by the mask.": (
             WHERE,
             BARE,
@@ -74,10 +69,8 @@ K3 = Exercise(
         "The numbers are right, but the gradient is NaN: you called torch.where after the "
         "exponential, which overflows on padding, and 0 times infinity is NaN in the backward "
         "pass. Mask x itself.": (WHERE, BARE, EXPM1, "torch.where(mask, torch.expm1(-x) + x, 0.0)"),
-        "Return one number per token, not a mean: the caller decides how to average.": (
-            EXPM1,
-            "(torch.expm1(-x) + x).mean()",
-        ),
+        "Return one number per token, not a mean: "
+        "the caller decides how to average.": "(torch.expm1(-x) + x).mean()",
     },
     grads=("logprobs",),
 )
@@ -101,15 +94,15 @@ def _kl_gradient_cases(g: Generator) -> list[Case]:
     def case(logits: Tensor, ref_logits: Tensor, length: int) -> Case:
         return dict(logits=logits, ref_logits=ref_logits, length=length)
 
-    def drawn(size: int, length: int) -> Case:
+    def draw_case(size: int, length: int) -> Case:
         return case(normal(g, size + 1, size), normal(g, size + 1, size), length)
 
     tree = torch.tensor([[0.0, 0.0], [2.0, -2.0], [0.0, 0.0]])  # of the page
     return [
         case(tree, torch.zeros(3, 2), 2),
-        drawn(2, 1),
-        drawn(one(g, 3, 5), 3),
-        drawn(3, one(g, 4, 6)),
+        draw_case(2, 1),
+        draw_case(one(g, 3, 5), 3),
+        draw_case(3, one(g, 4, 6)),
     ]
 
 
@@ -118,7 +111,6 @@ NEXT = "own + chance @ to_go[1:]"
 
 
 KL_GRADIENT = Exercise(
-    "my_kl_gradient",
     my_kl_gradient,
     _kl_gradient_cases,
     "Each token answers for its own KL and for where it leads. On average k1 in the reward "
@@ -180,10 +172,7 @@ KL_GRADIENT = Exercise(
             "range(length)",
             "range(length + 1)",
         ),
-        "That is the KL per token: you divided by length.": (
-            "to_go[0], ",
-            "to_go[0] / length, ",
-        ),
+        "That is the KL per token: you divided by length.": ("to_go[0], ", "to_go[0] / length, "),
         "Every row is counted as a beginning, by a sum: a response begins with row 0.": (
             "to_go[0]",
             "to_go.sum()",
@@ -202,10 +191,7 @@ KL_GRADIENT = Exercise(
             "own - chance @ to_go[1:]",
         ),
         "The KL of a row is a sum over its tokens, each weighted by its probability: you took "
-        "the mean.": (
-            ".sum(-1)",
-            ".mean(-1)",
-        ),
+        "the mean.": (".sum(-1)", ".mean(-1)"),
         "You weight by the reference's probabilities: use the policy's.": (
             "chance = logp.exp()",
             "chance = logq.exp()",
@@ -215,22 +201,13 @@ KL_GRADIENT = Exercise(
             "chance = logp",
         ),
         "Each row of logits is a distribution of its own: take log_softmax over the last axis, "
-        "-1.": (
-            "logp, logq = logits.log_softmax(-1)",
-            "logp, logq = logits.log_softmax(0)",
-        ),
+        "-1.": ("logp, logq = logits.log_softmax(-1)", "logp, logq = logits.log_softmax(0)"),
         "Each row of ref_logits is a distribution of its own: take log_softmax over the last "
         "axis, -1.": ("ref_logits.log_softmax(-1)", "ref_logits.log_softmax(0)"),
         "You took the softmax of logits, which gives probabilities: take log_softmax, for "
-        "log-probs.": (
-            "logp, logq = logits.log_softmax",
-            "logp, logq = logits.softmax",
-        ),
+        "log-probs.": ("logp, logq = logits.log_softmax", "logp, logq = logits.softmax"),
         "You took the softmax of ref_logits, which gives probabilities: take log_softmax, for "
-        "log-probs.": (
-            "ref_logits.log_softmax",
-            "ref_logits.softmax",
-        ),
+        "log-probs.": ("ref_logits.log_softmax", "ref_logits.softmax"),
         "You took the largest term of a row: its KL is the sum.": (".sum(-1)", ".amax(-1)"),
         "You divide by the log-ratio: multiply each token's log-ratio by its probability.": (
             "chance * (logp",
@@ -256,19 +233,10 @@ KL_GRADIENT = Exercise(
         "Every row is counted as a beginning, by a mean: a response begins with row 0, and a mean "
         "over rows is a factor besides.": ("to_go[0]", "to_go.mean()"),
         "That is a KL, and its gradient was wanted, which has the shape of logits: let autograd "
-        "differentiate the KL, or do it by hand.": (
-            "    return gradient\n",
-            "    return to_go[0].detach()\n",
-        ),
+        "differentiate the KL, or do it by hand.": "to_go[0].detach()",
         "That is a KL for each row where a response may begin, and the gradient of the first one "
-        "was wanted, which has the shape of logits.": (
-            "    return gradient\n",
-            "    return to_go.detach()\n",
-        ),
+        "was wanted, which has the shape of logits.": "to_go.detach()",
         "That is each row's own KL, and the gradient of the KL of a response was wanted, which has "
-        "the shape of logits.": (
-            "    return gradient\n",
-            "    return own.detach()\n",
-        ),
+        "the shape of logits.": "own.detach()",
     },
 )

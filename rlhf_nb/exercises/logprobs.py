@@ -49,16 +49,12 @@ REAL = "torch.where(mask[:, :, None], logits[:, prompt_width - 1 : -1], 0.0)"
 TAKEN = "logp.gather(-1, tokens[:, :, None]).squeeze(-1)"
 
 LOGPROBS = Exercise(
-    "my_logprobs",
     my_logprobs,
     _logprobs_cases,
     "Each token from the column before it, and nothing from padding.",
     {
         "You read the column of the token itself, which is about the token after it: your "
-        "index is off by one.": (
-            "prompt_width - 1 : -1",
-            "prompt_width:",
-        ),
+        "index is off by one.": ("prompt_width - 1 : -1", "prompt_width:"),
         "You read one column too early: the first response token is chosen in the last prompt "
         "column.": (
             "logits[:, prompt_width - 1 : -1]",

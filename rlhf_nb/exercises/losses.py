@@ -39,7 +39,7 @@ def _policy_cases(g: Generator) -> list[Case]:
             cliprange=cliprange,
         )
 
-    def drawn(mask: Tensor, dirt: float, cliprange: float) -> Case:
+    def draw_case(mask: Tensor, dirt: float, cliprange: float) -> Case:
         return case(
             uniform(g, 0.3, 1.9, *mask.shape), normal(g, *mask.shape), mask, dirt, cliprange
         )
@@ -48,9 +48,9 @@ def _policy_cases(g: Generator) -> list[Case]:
     signs = torch.tensor([[1.0, 2.0, -0.5, -1.5], [-0.8, 0.6, 0.0, 0.0]])
     return [
         case(both, signs, draw_lengths(4, 2, width=4), -1.0, 0.2),
-        drawn(draw_lengths(4, 3, 0, width=4), -0.5, pick(g, [0.1, 0.15])),
-        drawn(ragged_mask(g, 3, 4), -math.inf, pick(g, [0.3, 0.4, 0.5])),
-        drawn(draw_lengths(3, width=3), 0.0, 0.3),
+        draw_case(draw_lengths(4, 3, 0, width=4), -0.5, pick(g, [0.1, 0.15])),
+        draw_case(ragged_mask(g, 3, 4), -math.inf, pick(g, [0.3, 0.4, 0.5])),
+        draw_case(draw_lengths(3, width=3), 0.0, 0.3),
         case(
             both, signs, draw_lengths(4, 2, width=4), 0.0, pick(g, [0.3, 0.4])
         ),  # both edges count
@@ -58,7 +58,6 @@ def _policy_cases(g: Generator) -> list[Case]:
 
 
 POLICY_LOSS = Exercise(
-    "my_policy_loss",
     my_policy_loss,
     _policy_cases,
     "It stops a step that went far enough, and never one that has to come back.",
@@ -109,10 +108,7 @@ POLICY_LOSS = Exercise(
             "clamp(1 - cliprange, 1 + cliprange)",
             "clamp(min=1 - cliprange)",
         ),
-        "Padding counts in your sum: choose the real tokens by the mask.": (
-            "[mask]",
-            "",
-        ),
+        "Padding counts in your sum: choose the real tokens by the mask.": ("[mask]", ""),
         "The number is right and its gradient is NaN: you chose the real tokens after exp, and "
         "the gradient of -inf less -inf is NaN times 0. Choose them before.": (
             "[mask]",
@@ -126,14 +122,11 @@ POLICY_LOSS = Exercise(
             "loss.sum()",
             "(loss * mask).sum()",
         ),
-        "You return a mean: return the sum, which the caller divides by the number of tokens.": (
-            "loss.sum()",
-            "loss.mean()",
-        ),
+        "You return a mean: return the sum, "
+        "which the caller divides by the number of tokens.": "loss.mean()",
         "You average row by row, so a token in a short row weighs more: return the sum.": (
-            "loss.sum()",
             "torch.stack([row.sum() / max(len(row), 1) for row in "
-            "loss.split(mask.sum(1).tolist())]).mean()",
+            "loss.split(mask.sum(1).tolist())]).mean()"
         ),
         "Your loss has no gradient: the ratio is detached, so nothing can be learned from it.": (
             "torch.exp(logprobs[mask] - old_logprobs[mask])",
@@ -171,7 +164,7 @@ def _value_cases(g: Generator) -> list[Case]:
             cliprange_value=cliprange,
         )
 
-    def drawn(mask: Tensor, dirt: float, cliprange: float) -> Case:
+    def draw_case(mask: Tensor, dirt: float, cliprange: float) -> Case:
         old = normal(g, *mask.shape)
         moved, returns = normal(g, *mask.shape, scale=0.7), normal(g, *mask.shape, scale=1.5)
         return case(old + moved, old, returns, mask, dirt, cliprange)
@@ -185,9 +178,9 @@ def _value_cases(g: Generator) -> list[Case]:
             9.0,
             0.2,
         ),
-        drawn(draw_lengths(4, 3, 0, width=4), 3.0, pick(g, [0.1, 0.15])),
-        drawn(ragged_mask(g, 3, 4), math.inf, pick(g, [0.3, 0.4, 0.5])),
-        drawn(draw_lengths(3, width=3), 0.0, 0.3),
+        draw_case(draw_lengths(4, 3, 0, width=4), 3.0, pick(g, [0.1, 0.15])),
+        draw_case(ragged_mask(g, 3, 4), math.inf, pick(g, [0.3, 0.4, 0.5])),
+        draw_case(draw_lengths(3, width=3), 0.0, 0.3),
         case(  # both edges count, whatever was drawn above
             torch.tensor([[1.0, -1.0]]),
             torch.zeros(1, 2),
@@ -203,7 +196,6 @@ NEAR = "values.clamp(old_values - cliprange_value, old_values + cliprange_value)
 WORSE = "torch.maximum((values - returns) ** 2, (near - returns) ** 2)"
 
 VALUE_LOSS = Exercise(
-    "my_value_loss",
     my_value_loss,
     _value_cases,
     "The worse of two errors: a value that moved too far waits, and one that moved the "
@@ -211,10 +203,7 @@ VALUE_LOSS = Exercise(
     {
         "Nothing is clipped: that is the plain squared error.": (WORSE, "(values - returns) ** 2"),
         "You take the smaller error, so a value that ran away is not pulled back: take the "
-        "larger, the maximum.": (
-            "maximum",
-            "minimum",
-        ),
+        "larger, the maximum.": ("maximum", "minimum"),
         "You take only the clipped error: a value that moved away from its return is not "
         "pulled back. Take the larger of both, the maximum.": (WORSE, "(near - returns) ** 2"),
         "You clip the value itself: clip how far it moved from the old value.": (
@@ -246,10 +235,7 @@ VALUE_LOSS = Exercise(
             "0.5 * ",
             "",
         ),
-        "Padding counts in your sum: choose the real tokens by the mask.": (
-            "[mask]",
-            "",
-        ),
+        "Padding counts in your sum: choose the real tokens by the mask.": ("[mask]", ""),
         "The number is right and its gradient is NaN: you chose the real tokens after squaring, "
         "and infinity times 0 is NaN. Choose them before.": (
             "[mask]",

@@ -35,24 +35,19 @@ def _mean_cases(g: Generator) -> list[Case]:
     ]
 
 
-SUM = "torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)"
 ROWS = "torch.where(mask, x, 0.0).sum(1) / mask.sum(1).clamp(min=1)"
 
 MEAN = Exercise(
-    "my_mean",
     my_mean,
     _mean_cases,
     "Every real token weighs the same, and padding weighs nothing, whatever is on it.",
     {
-        "The mask makes no difference: padding counts in your mean.": (SUM, "x.mean()"),
+        "The mask makes no difference: padding counts in your mean.": "x.mean()",
         "You divided by the number of all columns, padding included: count the real tokens, by "
-        "the mask.": (
-            SUM,
-            "torch.where(mask, x, 0.0).mean()",
-        ),
+        "the mask.": "torch.where(mask, x, 0.0).mean()",
         "You divided by the number of all columns, padding included: count the real tokens, by "
         "the mask. And 0 times infinity is NaN: replace what is on padding, do not multiply it "
-        "by zero.": (SUM, "(x * mask).mean()"),
+        "by zero.": "(x * mask).mean()",
         "With infinity on padding you return NaN, because 0 times infinity is NaN: replace "
         "what is on padding, by the mask, do not multiply it by zero.": (
             "torch.where(mask, x, 0.0)",
@@ -60,27 +55,16 @@ MEAN = Exercise(
         ),
         "Two cases are wrong. With infinity on padding, 0 times infinity is NaN: replace what "
         "is on padding. Without any real token, 0 divided by 0 is NaN: keep the count at 1 or "
-        "more.": (
-            SUM,
-            "(x * mask).sum() / mask.sum()",
-        ),
-        "Without any real token you divide 0 by 0: keep the count at 1 or more.": (
-            SUM,
-            "x[mask].mean()",
-        ),
-        "You return the sum: divide by the number of real tokens.": (SUM, "x[mask].sum()"),
+        "more.": "(x * mask).sum() / mask.sum()",
+        "Without any real token you divide 0 by 0: keep the count at 1 or more.": "x[mask].mean()",
+        "You return the sum: divide by the number of real tokens.": "x[mask].sum()",
         "You averaged each row first. That is the sequence mean: give every token the same "
-        "weight.": (
-            SUM,
-            f"({ROWS}).mean()",
-        ),
+        "weight.": f"({ROWS}).mean()",
         "You averaged each row that has a token first. That is the sequence mean: give every "
-        "token the same weight.": (SUM, f"({ROWS}).sum() / mask.any(1).sum().clamp(min=1)"),
-        "You averaged each row first. That is the sequence mean: give every token the same "
-        "weight. Besides, a row without a token has no mean.": (
-            SUM,
-            "torch.stack([row[keep].mean() for row, keep in zip(x, mask)]).mean()",
-        ),
+        "token the same weight.": f"({ROWS}).sum() / mask.any(1).sum().clamp(min=1)",
+        "You averaged each row first. That is the sequence mean: give every token the same weight. "
+        "Besides, a row without a token "
+        "has no mean.": "torch.stack([row[keep].mean() for row, keep in zip(x, mask)]).mean()",
     },
 )
 
@@ -105,61 +89,42 @@ def _response_mask_cases(g: Generator) -> list[Case]:
     ]
 
 
-OUT = "is_stop.cumsum(1) - is_stop == 0"
-
 RESPONSE_MASK = Exercise(
-    "my_response_mask",
     my_response_mask,
     _response_mask_cases,
     "Up to and including the first stop token; without one, to the end.",
     {
         "You leave out the stop token. The policy chose it, and learns from it when to stop: "
-        "leave out a token only if a stop token came before it.": (OUT, "is_stop.cumsum(1) == 0"),
+        "leave out a token only if a stop token came before it.": "is_stop.cumsum(1) == 0",
         "You leave out the stop tokens alone, and keep what was sampled after them: count how "
-        "many have come so far.": (
-            OUT,
-            "is_stop == 0",
-        ),
-        "You go on to the last stop token of the row: the first one ends it.": (
-            OUT,
-            "(is_stop.flip(1).cumsum(1).flip(1) > 0) | (is_stop.sum(1, keepdim=True) == 0)",
-        ),
+        "many have come so far.": "is_stop == 0",
+        "You go on to the last stop token of the row: the first one "
+        "ends it.": "(is_stop.flip(1).cumsum(1).flip(1) > 0) | (is_stop.sum(1, keepdim=True) == 0)",
         "You go on after the first stop token, until just before the second: a token stays if "
-        "no stop token came before it.": (OUT, "is_stop.cumsum(1) <= 1"),
+        "no stop token came before it.": "is_stop.cumsum(1) <= 1",
         "You look only for the first of stop_ids: any of them ends a row.": (
             "stop_ids)",
             "stop_ids[:1])",
         ),
         "argmax of a row without a true is 0, so a response that never stopped is cut to one "
-        "token: such a row has to be true throughout.": (
-            OUT,
-            "torch.arange(response_ids.shape[1]) <= is_stop.argmax(1, keepdim=True)",
-        ),
-        "It is the other way round: true is for the tokens that count, up to the stop token.": (
-            OUT,
-            "is_stop.cumsum(1) - is_stop != 0",
-        ),
+        "token: such a row has to be true "
+        "throughout.": "torch.arange(response_ids.shape[1]) <= is_stop.argmax(1, keepdim=True)",
+        "It is the other way round: true is for the tokens that count, "
+        "up to the stop token.": "is_stop.cumsum(1) - is_stop != 0",
         "One token too many: the token after the first stop token is not part of the response.": (
-            OUT,
             "(is_stop.cumsum(1) - is_stop).roll(1, 1) * (torch.arange(response_ids.shape[1]) > "
-            "0) == 0",
+            "0) == 0"
         ),
         "The count runs down the columns: count the stop tokens along each row.": (
             "cumsum(1)",
             "cumsum(0)",
         ),
-        "You keep what comes between the first stop token and the second: the count of stop "
-        "tokens before a token has to be 0, so you are off by one.": (
-            OUT,
-            "is_stop.cumsum(1) - is_stop == 1",
-        ),
+        "You keep what comes between the first stop token and the second: the count of stop tokens "
+        "before a token has to be 0, so you are off by one.": "is_stop.cumsum(1) - is_stop == 1",
         "You multiply the stop tokens: count them, with a running sum, cumsum.": (
             "cumsum",
             "cumprod",
         ),
-        "Everything is true: what was sampled after a stop token is padding.": (
-            OUT,
-            "is_stop >= 0",
-        ),
+        "Everything is true: what was sampled after a stop token is padding.": "is_stop >= 0",
     },
 )

@@ -40,20 +40,15 @@ def _values_cases(g: Generator) -> list[Case]:
 
 BEFORE = "numbers[:, columns]"
 REAL = "torch.nn.functional.pad(mask, (1, 0), value=True)"
-KEPT = "torch.where(real, before, 0.0)"
 
 
 VALUES = Exercise(
-    "my_values",
     my_values,
     _values_cases,
     "Each value from the column before its token, where the choice is still open.",
     {
         "You read the column of the token itself, where the model has seen the choice: your "
-        "index is off by one.": (
-            KEPT,
-            "torch.where(mask, numbers[:, prompt_width:], 0.0)",
-        ),
+        "index is off by one.": "torch.where(mask, numbers[:, prompt_width:], 0.0)",
         "You read each token's own column, and put a 0 at the end: read V one column earlier.": (
             BEFORE,
             "torch.nn.functional.pad(numbers[:, prompt_width:], (0, 1))",
@@ -65,22 +60,16 @@ VALUES = Exercise(
             "numbers[:, columns - 1]",
         ),
         "The value after the last token is missing: return one column more than there are "
-        "tokens, T + 1.": (
-            KEPT,
-            "torch.where(mask, before[:, :-1], 0.0)",
-        ),
+        "tokens, T + 1.": "torch.where(mask, before[:, :-1], 0.0)",
         "The value after the last token is 0 here: it is read at the last token, so keep it.": (
             REAL,
             "torch.nn.functional.pad(mask, (0, 1))",
         ),
         "A response without a token still has V_0, which is read in the prompt: put a column "
-        "of true in front of the mask.": (
-            REAL,
-            "torch.cat([mask[:, :1], mask], 1)",
-        ),
-        "Padding is not 0: clear it by the mask.": (KEPT, "before"),
+        "of true in front of the mask.": (REAL, "torch.cat([mask[:, :1], mask], 1)"),
+        "Padding is not 0: clear it by the mask.": "before",
         "With infinity or NaN on padding you leave NaN there: replace it by 0, do not multiply "
-        "by the mask.": (KEPT, "before * real"),
+        "by the mask.": "before * real",
         "Padding has to be 0, so that the sum over a row is the sum over its tokens.": (
             "0.0)",
             "1.0)",
@@ -92,23 +81,17 @@ VALUES = Exercise(
             "torch.where(real, before, 0.0)",
             "torch.where(torch.nn.functional.pad(real, (1, 0), value=True), before, 0.0)",
         ),
-        "Your result includes values of the prompt: begin at column P - 1.": (
-            KEPT,
-            "torch.cat([numbers[:, :prompt_width - 1], torch.where(real, before, 0.0)], 1)",
-        ),
+        "Your result includes values of the prompt: begin at column "
+        "P - 1.": "torch.cat([numbers[:, :prompt_width - 1], torch.where(real, before, 0.0)], 1)",
         "You read the column of the token itself, where the model has seen the choice, and padding "
-        "is not 0: read each value one column earlier.": (KEPT, "numbers[:, prompt_width:]"),
+        "is not 0: read each value one column earlier.": "numbers[:, prompt_width:]",
         "You read the column of the token itself, where the model has seen the choice, and NaN on "
-        "padding stays NaN: read each value one column earlier, and choose by the mask.": (
-            KEPT,
-            "numbers[:, prompt_width:] * mask",
-        ),
+        "padding stays NaN: read each value one column earlier, "
+        "and choose by the mask.": "numbers[:, prompt_width:] * mask",
         "You read each token's own column, and the last of them twice: read V one column "
         "earlier.": (BEFORE, "torch.cat([numbers[:, prompt_width:], numbers[:, -1:]], 1)"),
-        "The value after the last token is missing (return T + 1 columns), and padding is not 0.": (
-            KEPT,
-            "before[:, :-1]",
-        ),
+        "The value after the last token is missing (return T + 1 columns), "
+        "and padding is not 0.": "before[:, :-1]",
         "The mask is not shifted, and true at the end: put the column of true in front of it.": (
             REAL,
             "torch.nn.functional.pad(mask, (0, 1), value=True)",

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
+from datasets import Dataset
 from torch import Tensor
 from torch.nn import Dropout
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, Trainer
 
 from rlhf_nb import gae, models, ppo, sft, shaping, update
 from rlhf_nb.forward import Forward, Forwarded
@@ -214,22 +215,30 @@ def imitator() -> PreTrainedModel:
     for layer in policy.modules():
         if isinstance(layer, Dropout):
             layer.p = 0.1
-    trainer = SFTTrainer(
-        policy,
-        SFTConfig(
-            tempfile.mkdtemp(),
-            learning_rate=5e-3,
-            per_device_train_batch_size=32,
-            max_steps=160,
-            save_strategy="no",
-            **QUIET,
-        ),
-        world()["train"].select_columns(["prompt", "completion"]),
-        processing_class=tokenizer(),
-    )
+    return imitate(policy, tokenizer(), world()["train"], 160, 5e-3)
+
+
+def imitate(
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Dataset,
+    steps: int,  # of 32 rows
+    learning_rate: float,
+) -> PreTrainedModel:
+    "The policy, fine-tuned on the completions of the rows."
+    sizes = dict(per_device_train_batch_size=32, max_steps=steps)
+    settings = QUIET | sizes | dict(learning_rate=learning_rate, save_strategy="no")
+    args = SFTConfig(tempfile.mkdtemp(), **settings)
+    columns = rows.select_columns(["prompt", "completion"])
+    train_silently(SFTTrainer(policy, args, columns, processing_class=tokenizer))
+    return policy
+
+
+def train_silently(trainer: Trainer) -> list[dict[str, float]]:
+    "Train without a line printed for each log. Returns what PPO logged, a dict an update."
     trainer.remove_callback(PrinterCallback)
     trainer.train()
-    return trainer.model
+    return [log for log in trainer.state.log_history if "objective/kl" in log]
 
 
 def run(
@@ -254,9 +263,7 @@ def run(
             reward_model=reward,
             train_dataset=world()["train"].select_columns(["prompt", "facts"]),
         )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-    log = pd.DataFrame([log for log in trainer.state.log_history if "objective/kl" in log])
+        log = pd.DataFrame(train_silently(trainer))
     log["names a day"] = [sum(" on " in text for text in r.responses) / len(r) for r in rollouts]
     log["entropy gap"] = (
         log["policy/entropy_avg"] - log["objective/entropy"] / log["tokens/response_length"]

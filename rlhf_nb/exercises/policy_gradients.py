@@ -29,7 +29,6 @@ def _rloo_cases(g: Generator) -> list[Case]:
 
 
 RLOO_LOSS = Exercise(
-    "my_rloo_loss",
     my_rloo_loss,
     _rloo_cases,
     "The gradient of REINFORCE, with a baseline that needs no second model.",
@@ -71,16 +70,10 @@ RLOO_LOSS = Exercise(
             "(len(rewards) - 1)",
             "(len(rewards) + 1)",
         ),
-        "The baseline is added: subtract it.": (
-            "rewards - baseline",
-            "rewards + baseline",
-        ),
+        "The baseline is added: subtract it.": ("rewards - baseline", "rewards + baseline"),
         "You return a sum: return the mean over the responses.": (".mean()\n", ".sum()\n"),
         "The advantages are divided by their standard deviation, as in GRPO: RLOO does not "
-        "divide them.": (
-            "advantages * logprobs",
-            "advantages / (rewards.std() + 1e-8) * logprobs",
-        ),
+        "divide them.": ("advantages * logprobs", "advantages / (rewards.std() + 1e-8) * logprobs"),
         "These are probabilities: REINFORCE uses the gradient of the log-probs.": (
             "advantages * logprobs",
             "advantages * logprobs.exp()",
@@ -105,25 +98,21 @@ def _surrogate_cases(g: Generator) -> list[Case]:
         old = uniform(g, -3, -0.8, len(change))
         return dict(logprobs=old + change, old_logprobs=old, advantages=advantages)
 
-    def drawn(count: int, scale: float) -> Case:
+    def draw_case(count: int, scale: float) -> Case:
         return case(normal(g, count, scale=scale), normal(g, count) + 0.3)
 
     # One sample became much likelier and was a good one: clipping would change it, in every draw.
     clipped = case(uniform(g, 0.3, 0.8, 1), uniform(g, 0.4, 1.4, 1))
-    return [drawn(3, 0.6), drawn(one(g, 4, 6), 0.4), clipped, drawn(2, 0.0)]
+    return [draw_case(3, 0.6), draw_case(one(g, 4, 6), 0.4), clipped, draw_case(2, 0.0)]
 
 
 SURROGATE = Exercise(
-    "my_surrogate",
     my_surrogate,
     _surrogate_cases,
     "Old samples, weighted by their ratio, give the objective of the new policy.",
     {
         "The ratio is missing: samples of the old policy count as if the new one had sampled "
-        "them.": (
-            "ratio * advantages",
-            "advantages",
-        ),
+        "them.": ("ratio * advantages", "advantages"),
         "The ratio is upside down, with the two log-probs swapped: it is new over old.": (
             "logprobs - old_logprobs",
             "old_logprobs - logprobs",
@@ -146,10 +135,7 @@ SURROGATE = Exercise(
             "logprobs + old_logprobs",
         ),
         "You divide by the sum of the ratios, which makes the estimate biased: divide by the "
-        "number of samples.": (
-            "(ratio * advantages).mean()",
-            "(ratio * advantages).sum() / ratio.sum()",
-        ),
+        "number of samples.": "(ratio * advantages).sum() / ratio.sum()",
         "You return a sum: return the mean over the samples.": (".mean()\n", ".sum()\n"),
         "You return a value for each sample: return their mean.": (".mean()\n", "\n"),
         "The sign is wrong: this is the objective, to be maximised. A loss would be minus that.": (

@@ -32,72 +32,42 @@ def _loss_cases(g: Generator) -> list[Case]:
 LOSS_OF = "torch.logaddexp(torch.zeros_like(chosen), rejected - chosen)"
 
 LOSS = Exercise(
-    "my_loss",
     my_loss,
     _loss_cases,
     "The negative log-likelihood of each choice, however wrong the model is.",
     {
         "The rejected answer is preferred, because chosen and rejected are swapped: take "
-        "chosen minus rejected.": (
-            "rejected - chosen",
-            "chosen - rejected",
-        ),
+        "chosen minus rejected.": ("rejected - chosen", "chosen - rejected"),
         "The scores are added: only their difference counts, chosen minus rejected.": (
             "rejected - chosen",
             "rejected + chosen",
         ),
-        "This is the log-likelihood: the loss is minus that.": (
-            "return torch",
-            "return -torch",
-        ),
-        "This is a probability: the log-likelihood is its logarithm.": (
-            LOSS_OF,
-            "torch.sigmoid(chosen - rejected)",
-        ),
+        "This is the log-likelihood: the loss is minus that.": ("return torch", "return -torch"),
+        "This is a probability: "
+        "the log-likelihood is its logarithm.": "torch.sigmoid(chosen - rejected)",
         "This is minus a probability: take the logarithm of the probability, then the minus "
-        "sign.": (
-            LOSS_OF,
-            "-torch.sigmoid(chosen - rejected)",
-        ),
+        "sign.": "-torch.sigmoid(chosen - rejected)",
         "For a pair in very wrong order the loss is infinite: a tiny sigmoid is rounded to 0 "
         "before its logarithm is taken, or a large exponential overflows. Use logaddexp or "
-        "logsigmoid.": (
-            LOSS_OF,
-            "-torch.sigmoid(chosen - rejected).log()",
-        ),
+        "logsigmoid.": "-torch.sigmoid(chosen - rejected).log()",
         "The rejected answer is preferred, and a large exponential overflows: take chosen minus "
-        "rejected, with logaddexp or logsigmoid.": (
-            LOSS_OF,
-            "torch.log(1 + torch.exp(chosen - rejected))",
-        ),
+        "rejected, with logaddexp or logsigmoid.": "torch.log(1 + torch.exp(chosen - rejected))",
         **{
             f"{guard} inside the logarithm caps the loss at {-math.log(float(guard)):.1f}, however "
             "wrong the model is, and leaves no gradient there: logaddexp and logsigmoid need no "
-            "such guard.": (
-                LOSS_OF,
-                f"-(torch.sigmoid(chosen - rejected) + {guard}).log()",
-            )
+            "such guard.": (LOSS_OF, f"-(torch.sigmoid(chosen - rejected) + {guard}).log()")
             for guard in ("1e-12", "1e-10", "1e-9", "1e-8", "1e-7", "1e-6")
         },
         "You judge each score alone: only their difference counts.": (
-            LOSS_OF,
-            "-torch.nn.functional.logsigmoid(chosen) - torch.nn.functional.logsigmoid(-rejected)",
+            "-torch.nn.functional.logsigmoid(chosen) - torch.nn.functional.logsigmoid(-rejected)"
         ),
-        "That is a hinge loss, which is 0 beyond a margin: the negative log-likelihood never is.": (
-            LOSS_OF,
-            "(1 + rejected - chosen).clamp(min=0)",
-        ),
+        "That is a hinge loss, which is 0 beyond a margin: "
+        "the negative log-likelihood never is.": "(1 + rejected - chosen).clamp(min=0)",
         "That is a difference of scores: the probability of the choice is the sigmoid of the "
-        "difference.": (
-            LOSS_OF,
-            "rejected - chosen",
-        ),
-        "You return one number, the mean: return one for each pair.": (
-            LOSS_OF,
-            LOSS_OF + ".mean()",
-        ),
-        "You return one number, the sum: return one for each pair.": (LOSS_OF, LOSS_OF + ".sum()"),
-        "The loss has no gradient: it is detached.": (LOSS_OF, LOSS_OF + ".detach()"),
+        "difference.": "rejected - chosen",
+        "You return one number, the mean: return one for each pair.": LOSS_OF + ".mean()",
+        "You return one number, the sum: return one for each pair.": LOSS_OF + ".sum()",
+        "The loss has no gradient: it is detached.": LOSS_OF + ".detach()",
     },
     grads=("chosen", "rejected"),
 )
@@ -131,31 +101,18 @@ def _fair_accuracy_cases(g: Generator) -> list[Case]:
 BOTH = "(longer + shorter) / 2"
 
 FAIR = Exercise(
-    "my_fair_accuracy",
     my_fair_accuracy,
     _fair_accuracy_cases,
     "A rule about length alone gets one half, whichever way it goes.",
     {
         "This is the plain accuracy: gap makes no difference, so the larger group outweighs "
-        "the other.": (
-            BOTH,
-            "right.float().mean()",
-        ),
+        "the other.": "right.float().mean()",
         "You leave out ties, but pool the groups: take the mean of each, then the mean of the "
-        "two.": (
-            BOTH,
-            "right[gap != 0].float().mean()",
-        ),
+        "two.": "right[gap != 0].float().mean()",
         "You use only pairs whose better answer is longer, gap > 0: take the mean of both "
-        "groups.": (
-            BOTH,
-            "longer",
-        ),
+        "groups.": "longer",
         "You use only pairs whose better answer is shorter, gap < 0: take the mean of both "
-        "groups.": (
-            BOTH,
-            "shorter",
-        ),
+        "groups.": "shorter",
         "Ties count as shorter: leave out a gap of 0.": ("gap < 0", "gap <= 0"),
         "Ties count as longer: leave out a gap of 0.": ("gap > 0", "gap >= 0"),
         "Ties count as longer and as shorter: leave out a gap of 0.": (
@@ -164,16 +121,11 @@ FAIR = Exercise(
             "gap < 0",
             "gap <= 0",
         ),
-        "Each group is divided by the number of all pairs: divide by its own.": (
-            BOTH,
-            "((right & (gap > 0)).float().mean() + (right & (gap < 0)).float().mean()) / 2",
-        ),
-        "This is the sum of the two means: halve it.": (BOTH, "longer + shorter"),
-        "This is half the difference of the two means: add them.": (BOTH, "(longer - shorter) / 2"),
-        "You count the pairs of each group: take their mean.": (
-            "float().mean()",
-            "float().sum()",
-        ),
+        "Each group is divided by the number of all pairs: divide by "
+        "its own.": "((right & (gap > 0)).float().mean() + (right & (gap < 0)).float().mean()) / 2",
+        "This is the sum of the two means: halve it.": "longer + shorter",
+        "This is half the difference of the two means: add them.": "(longer - shorter) / 2",
+        "You count the pairs of each group: take their mean.": ("float().mean()", "float().sum()"),
         "You count the pairs whose better answer is longer: take their mean.": (
             "right[gap > 0].float().mean()",
             "right[gap > 0].float().sum()",
@@ -190,14 +142,11 @@ FAIR = Exercise(
             "right[gap < 0]",
             "right",
         ),
-        "This is the share of wrong ones: right is true for a pair in the right order.": (
-            BOTH,
-            f"1 - {BOTH}",
-        ),
+        "This is the share of wrong ones: "
+        "right is true for a pair in the right order.": f"1 - {BOTH}",
         "You weight the pairs by the size of their gap: every pair of a group weighs the same.": (
-            BOTH,
             "((right * gap.clamp(min=0)).sum() / gap.clamp(min=0).sum() + (right * "
-            "gap.clamp(max=0)).sum() / gap.clamp(max=0).sum()) / 2",
+            "gap.clamp(max=0)).sum() / gap.clamp(max=0).sum()) / 2"
         ),
     },
 )

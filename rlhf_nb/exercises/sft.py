@@ -36,24 +36,20 @@ def _labels_cases(g: Generator) -> list[Case]:
 PUT = "torch.where(mask & completion, ids, -100)"
 
 LABELS = Exercise(
-    "my_labels",
     my_labels,
     _labels_cases,
     "The completions with their stop tokens, and nothing else.",
     {
         "The prompt counts: begin after it, at prompt_lengths.": ("mask & completion", "mask"),
         "Nothing is left out: a token counts where two conditions hold together, that of the mask "
-        "and that of prompt_lengths.": (PUT, "ids"),
+        "and that of prompt_lengths.": "ids",
         "Padding counts: use the mask as well.": ("mask & completion", "completion"),
         "The stop token is missing: use the mask, not the pad id.": (
             "mask & completion",
             "mask & completion & (ids != 9)",
         ),
         "The first token of the completion is missing: the comparison with prompt_lengths is off "
-        "by one.": (
-            ">= prompt",
-            "> prompt",
-        ),
+        "by one.": (">= prompt", "> prompt"),
         "The last token of the prompt counts: the comparison with prompt_lengths is off by one.": (
             ">= prompt_lengths[:, None]",
             ">= prompt_lengths[:, None] - 1",
@@ -62,10 +58,7 @@ LABELS = Exercise(
             ">= prompt",
             "< prompt",
         ),
-        "The labels are shifted by one column: the model does that itself.": (
-            PUT,
-            PUT + ".roll(-1, 1)",
-        ),
+        "The labels are shifted by one column: the model does that itself.": PUT + ".roll(-1, 1)",
         "You use one prompt length for the whole batch: each row has its own in prompt_lengths.": (
             "prompt_lengths[:, None]",
             "prompt_lengths[0]",
@@ -74,9 +67,7 @@ LABELS = Exercise(
             "-100",
             "0",
         ),
-        "That is the mask of what counts: return the ids there, and -100 elsewhere.": (
-            PUT,
-            "mask & completion",
-        ),
+        "That is the mask of what counts: "
+        "return the ids there, and -100 elsewhere.": "mask & completion",
     },
 )

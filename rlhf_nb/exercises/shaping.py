@@ -38,19 +38,14 @@ def _shaping_cases(g: Generator) -> list[Case]:
 
 PAID = "torch.where(last, scores[:, None], 0.0)"
 LAST = "torch.arange(mask.shape[1]) == mask.sum(1, keepdim=True) - 1"
-RETURN = f"    return price + {PAID}\n"
 
 SHAPING = Exercise(
-    "my_shaping",
     my_shaping,
     _shaping_cases,
     "Each real token pays for its KL, and the last one gets the score.",
     {
         "The score is in the last column, even where that is padding: put it on the last real "
-        "token.": (
-            "== mask.sum(1, keepdim=True) - 1",
-            "== mask.shape[1] - 1",
-        ),
+        "token.": ("== mask.sum(1, keepdim=True) - 1", "== mask.shape[1] - 1"),
         "The score is one column after the last real token: put it on the stop token itself.": (
             "mask.sum(1, keepdim=True) - 1",
             "mask.sum(1, keepdim=True).clamp(max=mask.shape[1] - 1)",
@@ -60,10 +55,7 @@ SHAPING = Exercise(
             "mask.sum(1, keepdim=True) - 2",
         ),
         "The score is one column too late, an index off by one: it is lost in a row that fills "
-        "its columns.": (
-            "mask.sum(1, keepdim=True) - 1",
-            "mask.sum(1, keepdim=True)",
-        ),
+        "its columns.": ("mask.sum(1, keepdim=True) - 1", "mask.sum(1, keepdim=True)"),
         "Every other token is paid 1: a token that is not the last gets 0.": (
             "scores[:, None], 0.0",
             "scores[:, None], 1.0",
@@ -81,10 +73,7 @@ SHAPING = Exercise(
             "torch.where(mask, scores[:, None] / mask.sum(1, keepdim=True).clamp(min=1), 0.0)",
         ),
         "No token gets the score: add it to the last real token, by the mask.": (f" + {PAID}", ""),
-        "Only the score is paid: subtract the price of the KL on every real token.": (
-            f"price + {PAID}",
-            PAID,
-        ),
+        "Only the score is paid: subtract the price of the KL on every real token.": PAID,
         "A row without tokens is paid in its last column: its last index is -1, which counts "
         "from the right. Compare column numbers instead of indexing.": (
             LAST,
@@ -99,10 +88,7 @@ SHAPING = Exercise(
             "-kl_coef",
             "kl_coef",
         ),
-        "The score is subtracted: its sign is wrong.": (
-            PAID,
-            PAID.replace("scores", "-scores"),
-        ),
+        "The score is subtracted: its sign is wrong.": (PAID, PAID.replace("scores", "-scores")),
         "kl_coef makes no difference: multiply the KL by it.": ("-kl_coef * kl", "-kl"),
         "You divided the KL by kl_coef: multiply by it.": ("-kl_coef * kl", "-kl / kl_coef"),
         "kl_coef multiplies the scores too: it is the price of the KL alone.": (
@@ -117,15 +103,9 @@ SHAPING = Exercise(
             "torch.where(mask, -kl_coef * kl, 0.0)",
             "-kl_coef * kl * mask",
         ),
-        "The last token pays for the KL of all: let each token pay for its own, so that it "
-        "learns which one it was.": (
-            RETURN,
-            "    return torch.where(last, scores[:, None] + price.sum(1, keepdim=True), 0.0)\n",
-        ),
+        "The last token pays for the KL of all: let each token pay for its own, so that it learns "
+        "which one it was.": "torch.where(last, scores[:, None] + price.sum(1, keepdim=True), 0.0)",
         "The last token gets the score and pays no KL: add the score to its price instead of "
-        "replacing it.": (
-            RETURN,
-            "    return torch.where(last, scores[:, None], price)\n",
-        ),
+        "replacing it.": "torch.where(last, scores[:, None], price)",
     },
 )

@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from rlhf_nb.exercises.draw import integers, normal, two, uniform
-from rlhf_nb.exercises.engine import Exercise, Verdict, rewritten
+from rlhf_nb.exercises.engine import Exercise, Verdict, rewrite
 from rlhf_nb.exercises.values import Case, Raised, attempt, same
 
 PAGE = "13_training_loop"
@@ -142,7 +142,7 @@ def values_of(model: Any, prompt_ids: Tensor, response_ids: Tensor) -> Tensor:
 # ---- Running it ----
 
 
-def ran(program: Callable, given: Case) -> Any:
+def run_update(program: Callable, given: Case) -> Any:
     """What a program did in a new world: the numbers of rollouts and steps, whether it read the
     reference, what it returned, and the weights of policy and value model after each step."""
     policy, value = Policy(given["policy"]), Value(given["value"])
@@ -171,7 +171,7 @@ def ran(program: Callable, given: Case) -> Any:
 @lru_cache(maxsize=2048)
 def run_known(program: Callable, given: tuple[tuple[str, Any], ...]) -> Any:
     "The same, of a program of the catalogue, which is run once on each case."
-    return ran(program, dict(given))
+    return run_update(program, dict(given))
 
 
 class UpdateExercise(Exercise):
@@ -194,7 +194,7 @@ class UpdateExercise(Exercise):
     def result(self, program: Callable, given: Case) -> Any:
         code = getattr(program, "__code__", None)
         ours = code is not None and code.co_filename == f"<{self.name} with a mistake>"
-        return run_known(program, tuple(given.items())) if ours else ran(program, given)
+        return run_known(program, tuple(given.items())) if ours else run_update(program, given)
 
     def _judge(self, answer: Callable, cases: list[Case], seed: int) -> Verdict:
         verdict = super()._judge(answer, cases, seed)
@@ -210,13 +210,13 @@ class UpdateExercise(Exercise):
                 return Verdict(False, f"{len(messages)} mistakes at once. {text}", verdict.seen)
         return verdict
 
-    def _seen(
+    def _show_case(
         self, case: Case, got: Any, want: Any = None, gradients: Callable | bool = False
     ) -> str:
-        def named(x: Any) -> Any:
+        def name_results(x: Any) -> Any:
             return dict(zip(self.results, x)) if isinstance(x, tuple) else x
 
-        return super()._seen(case, named(got), named(want), gradients)
+        return super()._show_case(case, name_results(got), name_results(want), gradients)
 
 
 @lru_cache
@@ -226,7 +226,7 @@ def combine_mistakes() -> list[tuple[tuple[str, ...], Callable]]:
     for count in (2, 3):
         for messages in itertools.combinations(COMMON, count):
             edits: Any = [UPDATE.mistakes[message] for message in messages]
-            program = attempt(rewritten, my_update, tuple(itertools.chain(*edits)))
+            program = attempt(rewrite, my_update, tuple(itertools.chain(*edits)))
             if not isinstance(program, Raised):  # two edits of the same place
                 programs.append((messages, program))
     return programs
@@ -236,8 +236,10 @@ def _update_cases(g: Generator) -> list[Case]:
     "Two worlds in which every end of both clips matters: others are drawn again."
     while True:
         cases = two_worlds(g)
-        right = [ran(my_update, case) for case in cases]
-        if not any(all(map(same, right, (ran(x, c) for c in cases))) for x in draw_unclipped()):
+        right = [run_update(my_update, case) for case in cases]
+        if not any(
+            all(map(same, right, (run_update(x, c) for c in cases))) for x in draw_unclipped()
+        ):
             return cases
 
 
@@ -250,7 +252,7 @@ def draw_worlds(seed: int) -> list[Case]:
 def draw_unclipped() -> list[Callable]:
     "Updates that clip at three ends of four."
     ends = ("0.8, ", "0.0, "), (", 1.2", ", 9.0"), ("values - 0.2", "values - 9.0")
-    return [rewritten(my_update, end) for end in (*ends, ("values + 0.2", "values + 9.0"))]
+    return [rewrite(my_update, end) for end in (*ends, ("values + 0.2", "values + 9.0"))]
 
 
 def two_worlds(g: Generator) -> list[Case]:
@@ -357,7 +359,6 @@ def _rollout_each_epoch(*given: Any) -> list[float]:
 
 
 UPDATE = UpdateExercise(
-    "my_update",
     my_update,
     _update_cases,
     "You wrote PPO: the losses are right, and so is every weight after every step.",
@@ -433,10 +434,7 @@ UPDATE = UpdateExercise(
             "returns = advantages",
         ),
         "The value model's target is the reward of the token itself: a return is advantage plus "
-        "value.": (
-            "returns = advantages + old_values",
-            "returns = rewards",
-        ),
+        "value.": ("returns = advantages + old_values", "returns = rewards"),
         "The values on padding leak into the advantages: give the mask to GAE.": (
             "torch.where(mask[:, t], delta + 0.95 * later, 0.0)",
             "delta + 0.95 * later",
