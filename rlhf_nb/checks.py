@@ -29,6 +29,8 @@ from .exercises.reward import LOSS as check_loss
 from .exercises.sft import LABELS as check_labels
 from .exercises.shaping import SHAPING as check_shaping
 from .exercises.training_loop import UPDATE as check_update
+from .exercises.turns import MASKS as check_masks
+from .exercises.turns import TURN_GAE as check_turn_gae
 
 # %% auto #0
 __all__ = ['EXERCISES']
@@ -51,6 +53,8 @@ EXERCISES: tuple[Exercise, ...] = (  # in the order of the pages
     check_value_loss,
     check_update,
     check_best_of_n,
+    check_masks,
+    check_turn_gae,
     check_best_of_n_kl,
     check_others,
     check_impossible,
