@@ -137,7 +137,8 @@ def tokens_per_target(
     "Chosen tokens of a mini-batch over its targets of the value model: 1 unless turns are actions."
     if r.valued is None:
         return 1.0
-    tokens, targets = reduce(torch.stack([x[rows].sum() for x in (r.policy_mask, r.valued)]))
+    own = r.policy_mask[rows]
+    tokens, targets = reduce(torch.stack([own.sum(), (own & r.valued[rows]).sum()]))
     return tokens / targets
 
 

@@ -124,6 +124,7 @@ def _probe_cache(
     return cached, mixes
 
 
+WINDOWS = "sliding_window", "attention_chunk_size", "window_size"  # the last of GPT-Neo
 FAILURES = AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
 
 
@@ -135,7 +136,8 @@ def continues_cache(model: Any, gap: Callable[[Any], float]) -> bool:
         return True
     found = _findings.setdefault(inner, Findings())
     if found.continues is None:
-        window = getattr(inner.config.get_text_config(), "sliding_window", None)
+        config = inner.config.get_text_config()
+        window = any(getattr(config, name, None) for name in WINDOWS)
         found.continues = not window and _probe_turns(model, inner, gap)
     return found.continues
 
