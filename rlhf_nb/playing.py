@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import reprlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from .masks import left_pad
 from .reward_functions import is_score
 from .rollout import Sample, texts_of
 from .sampling import Sampling
-from .training.engines import CachedEngine, Engine, converse
+from .training.engines import Engine, converse
 from .training.layout import Layout
 from .training.watch import watched
 
@@ -53,7 +53,7 @@ class Episode:
     ids: list[int] = field(default_factory=list)  # behind the first prompt
     chosen: list[bool] = field(default_factory=list)  # true on those that the policy drew
     turn: list[int] = field(default_factory=list)  # to which each belongs
-    engine_logprobs: list[float] = field(default_factory=list)
+    engine_logprobs: list[float] = field(default_factory=list)  # empty, where it gives none
     rewards: list[float] = field(default_factory=list)  # of each turn
     stopped: list[bool] = field(default_factory=list)  # of each turn: at its stop token
     info: dict[str, Any] = field(default_factory=dict)  # what step returned last
@@ -72,7 +72,8 @@ class Episode:
         self.ids += ids
         self.chosen += [chosen] * len(ids)
         self.turn += [len(self.stopped) - 1] * len(ids)
-        self.engine_logprobs += [0.0] * len(ids) if logprobs is None else logprobs
+        if logprobs is not None or self.engine_logprobs:
+            self.engine_logprobs += [0.0] * len(ids) if logprobs is None else logprobs
 
 # %% ../nbs/reference/65_playing.ipynb #94cb3bec
 def check_step(
@@ -256,6 +257,7 @@ def as_fields(
     mask = columns < lengths
     upto_last = columns <= torch.where(chosen, columns, -1).amax(1, keepdim=True)
     stopped = torch.tensor([e.stopped[-1] for e in episodes], device=device)
+    measured = ["engine_logprobs"] if episodes[0].engine_logprobs else []
     responses, _ = texts_of(tokenizer, Sample(ids, mask & upto_last, stopped), settings.stop_ids)
     _, tokens = texts_of(tokenizer, Sample(ids, mask, stopped), settings.stop_ids)
     return dict(
@@ -269,6 +271,7 @@ def as_fields(
         stop_reason=[e.stop_reason for e in episodes],
         responses=responses,
         tokens=tokens,
+        **{name: rectangle(name, 0.0, width, torch.float32) for name in measured},
     )
 
 
@@ -378,6 +381,10 @@ class Player:
             "prompt_mask": mask,
         }
 
+    def seeds(self, places: Iterable[int], *key: int) -> list[int]:
+        "Of the worlds of some prompts."
+        return [world_seed(*key, place) for place in places]
+
     def update(
         self,
         engine: Engine,  # with the policy's weights
@@ -390,8 +397,8 @@ class Player:
         "A batch of an update: a world is that of the run, the update and the prompt's place in it."
         rows = len(batch["prompt"])
         places = [(rank * rows + i) // self.group for i in range(rows)]
-        keys = [(seed, update, place) for place in places]
-        begun, drawn = self(engine, batch, keys, self.group, layout.device)
+        seeds = self.seeds(places, seed, update)
+        begun, drawn = self(engine, batch, seeds, self.group, layout.device)
         drawn["columns"] = layout.known_everywhere(drawn["columns"], "info/")
         inputs = {k: begun[k].to(layout.device) for k in ("prompt_ids", "prompt_mask")}
         return begun, inputs | drawn
@@ -400,7 +407,7 @@ class Player:
         self,
         engine: Engine,  # with the policy's weights
         batch: Mapping[str, Any],  # as of `as_batch`
-        keys: Sequence[Sequence[int]],  # of each episode's world, as of `world_seed`
+        seeds: Sequence[int],  # of each episode's world
         size: int = 1,  # episodes in a row that share their prompt
         device: torch.device | str = "cpu",
         temperature: float | None = None,  # None: that of the settings
@@ -409,7 +416,6 @@ class Player:
         settings = self.settings
         if temperature is not None:
             settings = replace(settings, temperature=temperature)
-        seeds = [world_seed(*key) for key in keys]
         episodes, begun = self.begin(batch, seeds, size)
         both = zip(begun["prompt_ids"], begun["prompt_mask"].bool())
         prompts = [ids[real].tolist() for ids, real in both]
@@ -418,9 +424,5 @@ class Player:
         play(engine, self.tokenizer, episodes, prompts, *limits)
         made = as_fields(episodes, self.tokenizer, settings, device)
         columns = begun.get("columns", {}) | info_columns(episodes)
-        if not isinstance(engine, CachedEngine):
-            width = made["mask"].shape[1]
-            rows = [e.engine_logprobs + [0.0] * (width - len(e.ids)) for e in episodes]
-            made["engine_logprobs"] = torch.tensor(rows, device=device)
         environments = [episode.environment for episode in episodes]
         return begun, made | dict(columns=columns, environments=environments)

@@ -516,9 +516,9 @@ class Evaluator:
         for start in range(0, len(data), size):
             places = range(start, min(start + size, len(data)))
             batch = as_batch(data.select(places), t.processing_class)
-            keys = [(t.args.seed, first + apart * i) for i in places]
+            seeds = player.seeds([first + apart * i for i in places], t.args.seed)
             with t.layout.stream(t.args.seed, start), synced(engine, t.policy):
-                begun, drawn = player(engine, batch, keys, 1, t.layout.device, 0.01)
+                begun, drawn = player(engine, batch, seeds, 1, t.layout.device, 0.01)
             parts.append(as_completions(begun, drawn))
             if progress:
                 self.count_batch()

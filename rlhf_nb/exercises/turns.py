@@ -52,7 +52,6 @@ REAL, CHOSEN = "at : at + written + answered] = True", "chosen[b, at : at + writ
 VALUED, FIRST = "(1 if by_turn else written)", "valued[b, at : at + (1 if by_turn else written)]"
 
 MASKS = Exercise(
-    "my_masks",
     my_masks,
     _masks_cases,
     "Models read the whole conversation, the policy learns its own words, and the value model has "
@@ -116,7 +115,7 @@ def my_turn_gae(
 ) -> Tensor:
     advantages = torch.zeros_like(values)
     for b in range(len(rewards)):
-        later = after = 0.0
+        later = after = torch.zeros(())
         for k in reversed(turn[b][chosen[b]].unique()):
             own = chosen[b] & (turn[b] == k)
             reward, value = rewards[b][own].sum(), values[b][own][0]
@@ -147,7 +146,6 @@ def _turn_gae_cases(g: Generator) -> list[Case]:
 SUM, VALUE = "rewards[b][own].sum()", "values[b][own][0]"
 
 TURN_GAE = Exercise(
-    "my_turn_gae",
     my_turn_gae,
     _turn_gae_cases,
     "A turn is one action: one reward, one value, and one advantage for all of its tokens.",
