@@ -12,6 +12,7 @@ plot under benchmarks/results/.
 """
 
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -32,11 +33,17 @@ from rlhf_nb.tldr import gold_judge
 from rlhf_nb.training.alarms import hacking_alarms
 from rlhf_nb.training.completions import complete
 from rlhf_nb.training.model_loading import load_policy, load_scorer
-from rlhf_nb.training.text_statistics import repetition
 from rlhf_nb.ui.plots import plot_frontier
 from rlhf_nb.world import win_rate
 
 TEMPERATURE = 0.7  # of the PPO stage of `rlhf-nb demo`
+
+
+def repetition(text: str) -> float:
+    "Share of the runs of three words that occurred earlier in it."
+    words = re.findall(r"\w+|[^\w\s]", text)
+    grams = [*zip(words, words[1:], words[2:])]
+    return 1 - len({*grams}) / len(grams) if grams else 0.0
 
 
 def updates(run: Path, world, metrics: dict[int, dict]) -> pd.DataFrame:

@@ -115,14 +115,11 @@ def verify(
         )
     manifest = _manifest(folder)
     for name, wanted in manifest["files"].items():
-        if not (folder / name).is_file():
+        here = (folder / name).is_file()
+        if not here or _digest(folder / name) != wanted:
             raise ValueError(
-                f"{folder} is damaged: {name} is missing. Resume from an earlier checkpoint."
-            )
-        if _digest(folder / name) != wanted:
-            raise ValueError(
-                f"{folder} is damaged: {name} is not as it was written. Resume from an earlier "
-                "checkpoint."
+                f"{folder} is damaged: {name} is {'not as it was written' if here else 'missing'}. "
+                "Resume from an earlier checkpoint."
             )
     for name, value in run.items():
         if (theirs := manifest["run"].get(name)) != value:

@@ -70,17 +70,18 @@ class Estimate(NamedTuple):
         return str(self)
 
 # %% ../nbs/reference/60_gains.ipynb #7e60000b
-def _numbers(values: ArrayLike, name: str) -> Floats:
-    "A number for each run. Raises ValueError naming the one that is none."
+def _numbers(values: ArrayLike, name: str, each: str = "run") -> Floats:
+    "A number for each run, or post. Raises ValueError naming the one that is none."
     x = np.asarray(values, dtype=float)
     if x.ndim != 1 or not x.size:
         raise ValueError(
-            f"{name} has shape {x.shape}: give one number for each run, of one or more."
+            f"{name} has shape {x.shape}: give one number for each {each}, of one or more."
         )
     if len(bad := np.flatnonzero(~np.isfinite(x))):
         raise ValueError(
-            f"{name}[{bad[0]}] is {x[bad[0]]}: give a finite number for every run. One that went "
-            "wrong counts, with what it scored."
+            f"{name}[{bad[0]}] is {x[bad[0]]}: give a finite number for every {each}. A run that "
+            "went wrong counts, with what it scored; leave out a post without a verdict, on both "
+            "sides of a pair."
         )
     return x
 
@@ -151,29 +152,12 @@ def paired_gain(
     return _gain(float((a - b).mean()), half, (len(a), len(b)), "paired by seed, Student's t")
 
 # %% ../nbs/reference/60_gains.ipynb #7e600018
-def _posts(outcomes: Sequence[ArrayLike]) -> list[Floats]:
-    "What each run got on each of its posts. Raises ValueError naming the run and the post."
-    if not len(outcomes):
-        raise ValueError("there are 0 runs: give the outcomes of one or more.")
-    runs = [np.asarray(run, dtype=float) for run in outcomes]
-    for i, x in enumerate(runs):
-        if x.ndim != 1 or not x.size:
-            raise ValueError(
-                f"run {i} has shape {x.shape}: give one outcome for each of its posts."
-            )
-        if len(bad := np.flatnonzero(~np.isfinite(x))):
-            raise ValueError(
-                f"run {i}, post {bad[0]} is {x[bad[0]]}: leave out a post without a verdict, on "
-                "both sides of a pair."
-            )
-    return runs
-
-
 def seed_rates(
     outcomes: Sequence[ArrayLike],  # [S][N] of each run: 1 a win, 0.5 a tie, 0 a loss
 ) -> Floats:  # [S]
     "Win rate of each run. Runs may have unequal numbers of posts. Raises ValueError on NaN."
-    return np.array([run.mean() for run in _posts(outcomes)])
+    runs = [_numbers(run, f"run {i}", "post") for i, run in enumerate(outcomes)]
+    return _numbers([run.mean() for run in runs], "outcomes")
 
 # %% ../nbs/reference/60_gains.ipynb #7e60001c
 def crossed_gain(

@@ -445,13 +445,14 @@ class SFTTrainer(SealedTrainer):
             eval_dataset = map_sets(eval_dataset, encode, "eval_dataset")
         multiple = args.pad_to_multiple_of or 1
         pad, fill = tokenizer.pad_token_id, tokenizer.eos_token_id
-        self.padded = data_collator or partial(completion_batch, pad_id=pad, multiple=multiple)
+        padded = data_collator or partial(completion_batch, pad_id=pad, multiple=multiple)
+        self.eval_collator = padded  # an evaluation has its rows apart
         width = 10**9 if reads_end_to_end(model) else 0  # such attention reads a single line alone
         packed = partial(packed_batch, fill_id=fill, width=width, multiple=multiple)
         super().__init__(
             add_adapter(model, peft_config, args.seed),
             args,
-            data_collator=packed if args.packing else self.padded,
+            data_collator=packed if args.packing else padded,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=tokenizer,
@@ -502,44 +503,16 @@ class SFTTrainer(SealedTrainer):
         with read_at(inner.base_model, places):
             return super().compute_loss(model, {**inputs, **kept}, **given)
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        "Trainer's, with the rows apart."
-        with self.rows_apart():
-            return super().get_eval_dataloader(eval_dataset)
-
-    def get_test_dataloader(self, test_dataset: Any) -> Any:
-        "Trainer's, with the rows apart."
-        with self.rows_apart():
-            return super().get_test_dataloader(test_dataset)
-
-    @contextmanager
-    def rows_apart(self) -> Iterator[None]:
-        "Inside, batches are padded, never packed."
-        own, self.data_collator = self.data_collator, self.padded
-        try:
-            yield
-        finally:
-            self.data_collator = own
-
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
     ) -> Any:
         """Loss of one batch; what Trainer takes for labels is `row_losses`, behind the labels
         themselves where metrics are wanted. A loss that is not the model's counts by tokens."""
         other_loss = self.label_smoother is not None or self.compute_loss_func is not None
-        if prediction_loss_only and not other_loss:
-            inputs = self.to_device(inputs)
-            labels = inputs.pop("labels")
-            with torch.no_grad(), self.compute_loss_context_manager():
-                logits = model(**inputs).logits[
-                    :, -labels.shape[1] :
-                ]  # no virtual tokens of a prompt
-                rows = row_losses(logits, labels)
-            return rows[:, 0].sum() / rows[:, 1].sum(), None, rows
         predicted: Any = super().prediction_step(model, inputs, False, ignore_keys)
         loss, outputs, labels = predicted
         logits = outputs[0] if isinstance(outputs, tuple) else outputs
-        rows = row_losses(logits[:, -labels.shape[1] :], labels)
+        rows = row_losses(logits[:, -labels.shape[1] :], labels)  # no virtual tokens of a prompt
         if other_loss:
             rows[:, 0] = loss * rows[:, 1]
         return (loss, None, rows) if prediction_loss_only else (loss, outputs, (labels, rows))

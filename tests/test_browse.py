@@ -19,7 +19,6 @@ from test_viewer import HOSTILE, ask, check, make, read_page
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.diagnose.replay import find_checkpoint
 from rlhf_nb.rollout import SIGNALS, Rollout
-from rlhf_nb.training.text_statistics import repetition
 from rlhf_nb.ui import run_files
 from rlhf_nb.ui.run_files import RunFolder, left_out, ranges_of
 from rlhf_nb.ui.suspects import Suspect, episode_suspects, run_suspects
@@ -237,19 +236,22 @@ def test_numbers_are_those_of_the_rollout(run):
         assert frame[name].tolist() == pytest.approx(wanted.tolist())
 
 
+def repeated(grams: list) -> float:
+    return 1 - len({*grams}) / len(grams) if grams else 0.0
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=0, max_size=9), min_size=1, max_size=4),
     st.integers(0, 2),
 )
-def test_repetition_is_that_of_evaluate(rows, junk):
-    # against evaluate.repetition on the same words; catches: padding counted, runs of two, the
-    # first of a kind counted as a repeat
+def test_repetition_is_the_share_of_three_tokens_that_came_before(rows, junk):
+    # catches: padding counted, runs of two, the first of a kind counted as a repeat
     width = max(map(len, rows)) + 1
     ids = torch.tensor([row + [junk] * (width - len(row)) for row in rows])
     mask = torch.arange(width) < torch.tensor([[len(row)] for row in rows])
     assert run_files.repetition_shares(ids, mask).tolist() == pytest.approx(
-        [repetition(" ".join(f"w{i}" for i in row)) for row in rows]
+        [repeated([*zip(row, row[1:], row[2:])]) for row in rows]
     )
 
 

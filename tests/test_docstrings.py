@@ -1,7 +1,8 @@
-"""The files of installed packages, and a tokenizer for any text, trained on their docstrings."""
+"""A tokenizer for any text, trained on the docstrings of the standard library."""
 
 import ast
-import textwrap
+import sysconfig
+from pathlib import Path
 
 import pytest
 from datasets import Dataset
@@ -10,43 +11,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from rlhf_nb.training.model_loading import drop_long_rows, train_bpe_tokenizer
-from rlhf_nb.world import source_files
 
 PACKAGES = ["asyncio", "email", "logging", "multiprocessing"]
-
-
-def write(folder, files):
-    "Files below a folder; a dictionary of name and text or bytes."
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text if isinstance(text, bytes) else textwrap.dedent(text).encode())
-    return folder
-
-
-# catches: the standard library's own site-packages read as a package of it, tests of a package by
-# prefix (`js` for `json`), paths in the names
-def test_where_files_lie(tmp_path):
-    write(
-        tmp_path / "std",
-        {"json/decoder.py": "", "js.py": "", "site-packages/torch/nn.py": "", "json/data.txt": ""},
-    )
-    write(tmp_path / "site", {"torch/nn.py": "", "json/decoder.py": "1", "json2/a.py": ""})
-    folders = [tmp_path / "std", str(tmp_path / "site")]
-    assert sorted(source_files(folders=folders)) == [
-        "js.py",
-        "json/decoder.py",
-        "json2/a.py",
-        "torch/nn.py",
-    ]
-    assert source_files(["json", "js"], folders) == {
-        "json/decoder.py": str(tmp_path / "std/json/decoder.py"),
-        "js.py": str(tmp_path / "std/js.py"),
-    }
-    with pytest.raises(ValueError, match=r"no Python file of \['jsn'\].*names"):
-        source_files(["json", "jsn"], folders)
-    with pytest.raises(ValueError, match="a list of names"):
-        source_files("json", folders)
 
 
 # ---- A tokenizer for any text ----
@@ -56,8 +22,9 @@ def test_where_files_lie(tmp_path):
 def real():
     "Docstrings that have a first line and a body: the body is the prompt."
     rows = []
-    for _, path in sorted(source_files(PACKAGES).items()):
-        for node in ast.walk(ast.parse(open(path, "rb").read())):
+    library = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(x for name in PACKAGES for x in library.glob(f"{name}/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
                 line, _, body = (ast.get_docstring(node) or "").partition("\n\n")
                 if body:

@@ -24,7 +24,6 @@ from rlhf_nb.tldr import gold_judge
 from rlhf_nb.training.alarms import hacking_alarms
 from rlhf_nb.training.completions import Completions
 from rlhf_nb.training.endpoint_judge import EndpointJudge, parse_verdict
-from rlhf_nb.training.text_statistics import distinct_n, repetition, text_statistics
 from rlhf_nb.ui.plots import plot_frontier
 from rlhf_nb.world import win_rate, write_summary
 
@@ -785,36 +784,6 @@ def test_plot_frontier():
 
 
 # ---- Form and alarms ----
-
-
-# catches: n-grams across texts, characters for words, a count for a share, an answer shorter than n
-# that divides by zero
-def test_form():
-    assert distinct_n(["a b", "b a"], 2) == 1
-    assert distinct_n(["a b", "a b"], 2) == 0.5
-    assert distinct_n(["a a a"], 1) == pytest.approx(1 / 3)
-    assert repetition("a b c a b c") == pytest.approx(1 / 4)
-    assert repetition("no no no no") == 0.5
-    assert repetition("a b") == repetition("") == 0
-    assert distinct_n(["", "a"], 3) == 0
-    assert distinct_n(["naïve café, naïve café"], 2) == pytest.approx(3 / 4)
-    found = text_statistics(
-        Completions(
-            ["p"] * 4, ["a b", "a b", " ", "c c c c"], [True, True, False, True], [3, 3, 8, 4]
-        )
-    )
-    assert found == dict(
-        answers=4,
-        length=4.5,
-        stopped=0.75,
-        empty=0.25,
-        same=0.25,
-        distinct_1=3 / 8,
-        distinct_2=2 / 5,
-        repetition=pytest.approx(1 / 8),
-    )
-    with pytest.raises(ValueError, match="0 completions"):
-        text_statistics(Completions([], [], [], []))
 
 
 def series(seed=0, n=30, **ends):

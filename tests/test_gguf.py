@@ -111,7 +111,7 @@ def test_a_file_without_a_tokenizer_takes_one_that_is_given(tmp_path):
 
 # catches: a plan that wants a config.json, a command that takes folders alone
 def test_the_commands_take_a_file(file, tmp_path, capsys):
-    assert planned_config("--model_name_or_path", str(file)).hidden_size == 16
+    assert planned_config(str(file)).hidden_size == 16
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(dict(prompt=talk)) + "\n" for talk in ASKED))
     words = f"""ppo --model_name_or_path {file} --reward_function rlhf_nb.tldr:gold_score --dataset_name {prompts}

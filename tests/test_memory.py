@@ -350,8 +350,8 @@ def test_dry_run(shape, capsys, tmp_path, monkeypatch):
         ("--use_cpu", 0, "Give gpu_memory"),
         ("--layout zero3", 2, "--num_processes 8"),
         ("--layout zero3 --num_processes 8 --offload_frozen", 2, "offload_param_device: cpu"),
-        ("--model_name_or_path nobody/nothing", 2, "its cache gave", "weights are not needed"),
-        ("--model_name_or_path .", 2, "has a config.json", "weights are not needed"),
+        ("--model_name_or_path nobody/nothing", 2, "nobody/nothing cannot be loaded"),
+        ("--model_name_or_path .", 2, ". has no config.json: give the folder"),
     ):
         got = outputs(capsys, f"{shape} {more}")
         assert got[0] == code and all(text in got[1] for text in printed), (more, got)
@@ -361,7 +361,7 @@ def test_dry_run(shape, capsys, tmp_path, monkeypatch):
     (tmp_path / "adapter").mkdir()
     written = json.dumps(dict(base_model_name_or_path="shape"))
     (tmp_path / "adapter" / "adapter_config.json").write_text(written)
-    assert plan.planned_config("--model_name_or_path", "adapter").hidden_size == 4096
+    assert plan.planned_config("adapter").hidden_size == 4096
 
 
 # catches: settings that do not reach the plan

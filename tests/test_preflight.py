@@ -8,8 +8,6 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from subprocess import TimeoutExpired
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +16,9 @@ from datasets import Dataset
 from ppo_fixtures import PROMPTS, SIZES, logs, unlike, untimed, weights
 from rich.console import Console
 
-import rlhf_nb
 from rlhf_nb.cli import main
 from rlhf_nb.diagnose.checks import Check, Checks, Finding, Rung, climb, not_here
-from rlhf_nb.diagnose.preflight import LADDER, Price, check_pairs, preflight
-from rlhf_nb.diagnose.rungs_update import wanted_token
+from rlhf_nb.diagnose.preflight import LADDER, check_pairs, preflight
 from rlhf_nb.diagnose.subject import Subject, text_in
 from rlhf_nb.models import scorer_from
 from rlhf_nb.trainer import PPOTrainer
@@ -193,14 +189,6 @@ def test_a_preflight_between_two_updates_changes_neither(ppo):
     assert seen[0][0] == seen[1][0] and not unlike(seen[0][1], seen[1][1])
 
 
-def test_it_says_its_price_first(ppo, capsys):
-    done = rlhf_nb.preflight(ppo(), rungs=rungs("data: "))
-    told = capsys.readouterr().out
-    assert told.startswith("preflight: about ") and told.endswith("the whole ladder\n")
-    assert "were expected of the whole ladder" in done.note
-    assert str(Price(12.2, 2**20)).count("1.0 MiB") == 1
-
-
 # ---- What it finds ----
 
 
@@ -246,15 +234,14 @@ def test_a_reward_with_a_fault_is_reported(reward, name, said, ppo):
     assert not done.passed and said in done[f"rewards: {name}"].measured
 
 
-# catches: an error in the first rollout, where the price is measured, that leaves nothing to read
-def test_a_reward_that_breaks_at_once_is_a_failed_check(ppo, capsys):
+# catches: an error in the first rollout that leaves nothing to read
+def test_a_reward_that_breaks_at_once_is_a_failed_check(ppo):
     def no_column(prompts, responses, **columns):
         return columns["reference"]
 
     done = preflight(ppo(no_column), rungs=rungs("data: "))
     assert "KeyError: 'reference' (in no_column" in done["data: episodes"].measured
-    assert done["data: prompts"].passed and "its price was not known" in done.note
-    assert "how long is not known, as a first update of a copy was" in capsys.readouterr().out
+    assert done["data: prompts"].passed and "Took " in done.note
 
 
 def with_answers(*answers) -> Dataset:
@@ -398,7 +385,7 @@ def test_a_page_that_is_a_folder_is_refused_before_the_work(run_of, capsys):
     assert main([*run_of, "--html", "policy"]) == 2
     told = capsys.readouterr()
     assert "--html policy is a folder: give a file" in told.err and not told.out
-    assert not Path("policy.partial").exists() and "preflight: about" not in told.err
+    assert not Path("policy.partial").exists()
 
 
 # catches: exit code 2 and one line, where a table names what is wrong
@@ -409,7 +396,7 @@ def test_a_reward_that_breaks_at_once_is_exit_code_1_and_a_table(run_of, capsys)
     assert main([*run_of, "--json", "--html", "none"]) == 1
     told = capsys.readouterr()
     checks = {x["name"]: x for x in json.loads(told.out)["checks"]}
-    assert len(checks) == len(LADDER) and "how long is not known" in told.err
+    assert len(checks) == len(LADDER)
     assert "likes_c failed: KeyError: 'x' (" in checks["data: episodes"]["measured"]
 
 
@@ -424,29 +411,3 @@ def test_the_command_prints_writes_and_returns_what_it_found(run_of, capsys):
     Path("pairs.jsonl").write_text(json.dumps(bad))
     assert main([*run_of, "--preflight_pairs", "pairs.jsonl", "--html", "none"]) == 1
     assert "✗ failed" in capsys.readouterr().out
-
-
-# catches: a token whose text is a part of other words, for which those were rewarded as well: on a
-# healthy run of the mini world the word "i" became less likely in one of three seeds
-def test_the_trivial_reward_is_for_one_token_alone():
-    words = ["<eos>", "i", "friday", "in", "should", ",", "<pad>"]
-    ids = torch.tensor([[1, 2, 1, 5, 6, 6, 0], [1, 3, 1, 5, 6, 6, 0], [2, 4, 3, 3, 0, 0, 0]])
-
-    def decode(one, skip_special_tokens):
-        "A special token is not in the text that a reward is given: its share would stay 0."
-        assert skip_special_tokens
-        return words[one[0]].replace("<pad>", "")
-
-    sampled = SimpleNamespace(response_ids=ids, mask=torch.ones_like(ids).bool())
-    subject: Any = SimpleNamespace(
-        start=SimpleNamespace(sampled=sampled),
-        trainer=SimpleNamespace(sampling_settings=SimpleNamespace(stop_ids=[0])),
-        tokenizer=SimpleNamespace(decode=decode),
-    )
-    assert wanted_token(subject) == (3, "in")  # "i" is a part of it, and of "friday"
-    words[3] = "friday in"
-    assert wanted_token(subject) == (3, "friday in")
-    words[3:5] = "i", "i"
-    assert wanted_token(subject) == (2, "friday")
-    words[1:6] = "i" * 5
-    assert wanted_token(subject) == (1, "i")  # none is alone: the commonest

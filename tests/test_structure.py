@@ -26,7 +26,7 @@ import rlhf_nb.training.sealed
 from rlhf_nb.reward import RewardTrainer
 from rlhf_nb.sft import SFTTrainer
 from rlhf_nb.trainer import PPOTrainer
-from rlhf_nb.training.sealed import PRIVATE, check_version
+from rlhf_nb.training.sealed import check_version
 
 PACKAGE = Path(rlhf_nb.__file__).parent
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "_modidx.py")
@@ -34,6 +34,29 @@ NAMES = [str(path.relative_to(PACKAGE)) for path in FILES]
 TRAINER = (PACKAGE / "trainer.py").read_text(encoding="utf-8")
 LOOP = [(PACKAGE / "training" / f"{x}.py").read_text(encoding="utf-8") for x in ("sealed", "loop")]
 PHASES = ("rollout", "score", "advantages", "update")
+# of transformers' Trainer, those that the two of LOOP use, and why
+PRIVATE = {
+    "_save_checkpoint": "a checkpoint is written beside its place, sealed, and then renamed",
+    "_get_output_dir": "where Trainer writes while a checkpoint is staged",
+    "_save": "what a saved folder holds: the policy alone, a model card",
+    "_load_from_checkpoint": "a checkpoint is verified before it is loaded",
+    "_load_best_model": "the best checkpoint is loaded as any other",
+    "_load_optimizer_and_scheduler": "the run's own state comes back with the optimizer's",
+    "_save_rng_state": "the order of an epoch that is under way, and what has yet to be logged",
+    "_init_training_state": "where in which pass over a stream a resumed run goes on",
+    "_load_rng_state": "put back after batches are skipped, not before",
+    "_get_train_sampler": "rows of like length in an order that can be resumed",
+    "_push_from_checkpoint": "a checkpoint is pushed under its final name",
+    "_prepare_for_training": "optimizer and wrapped model for someone who steps by hand",
+    "_prepare_inputs": "a batch on the device",
+    "_run_epoch": "one pass over the data, where a step is an update",
+    "_maybe_log_save_evaluate": "logs, evaluations and checkpoints when they are due",
+    "_get_dataloader": "one rank's prompts of an update; all rows of an evaluation, in their order",
+    "_get_eval_sampler": "the order of the rows that metrics of the user's own are given",
+    "_get_learning_rate": "the learning rate that is logged",
+    "_tr_loss": "the sum of losses behind the next log, and behind what a finished run returns",
+    "_globalstep_last_logged": "how many steps the next log is over",
+}
 
 
 parsed = cache(ast.parse)
@@ -180,7 +203,6 @@ def trainers_own(source: str, classes: set[str]) -> set[str]:
 BROAD = ("Exception", "BaseException", "builtins.Exception", "builtins.BaseException")
 HANDED_ON = {  # handlers of any error that do not raise it, and what they do with it
     "diagnose/checks.py measure": "it is what the rung finds, which has failed",
-    "diagnose/preflight.py price_of": "it is told with the price; the rungs meet it again",
     "exercises/values.py attempt": "it is the outcome of a learner's program, and is compared",
     "ui/dashboard.py draw": "it is logged and shown; a dashboard must not end a training run",
     "ui/dashboard.py train": "it came up in a thread, and wait() raises it",

@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from rlhf_nb.diagnose.preflight import LADDER
 from rlhf_nb.diagnose.rungs_update import find_misplaced
-from rlhf_nb.diagnose.subject import Subject
+from rlhf_nb.diagnose.subject import Subject, changes, weights_of
 from rlhf_nb.fast_logprobs import response_logprobs
 from rlhf_nb.judges import load_judge
 from rlhf_nb.models import scorer_from, token_scores
@@ -689,8 +689,8 @@ def test_preflight_names_what_does_not_learn_and_what_should_not(ppo, letters):
     frozen.score.requires_grad_(False)
     trainer = ppo(parts=dict(value_model=frozen))
     assert "the value model's head does not learn" in weights_move(trainer)
-    before = weights(trainer)
+    before = weights_of(trainer.pair)
     with torch.no_grad():
         frozen.score.weight.add_(1.0)
-    moved, _ = find_misplaced(trainer, before, before)
-    assert moved == "1 frozen tensors moved, such as value.score.weight"
+    strayed, _ = find_misplaced(trainer.pair, changes(before, trainer.pair), before)
+    assert strayed == "1 frozen tensors moved, such as value.score.weight"

@@ -65,12 +65,6 @@ def run_on_ranks(here: bool, action: Callable[[], Any]) -> Any:
     return outcomes[0][0]
 
 
-def wait_for_all() -> None:
-    "Go on when every rank is here."
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-
-
 # ---- Weights that are sharded ----
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
-from rlhf_nb.base.loading import from_where
+from rlhf_nb.base.loading import explain_load_errors, from_where
 from rlhf_nb.cli.arguments import PPOModelArguments
 from rlhf_nb.cli.models import adapter_config, no_bars
 from rlhf_nb.cli.ppo_models import check_critic, check_judges, has_reward_model, policy_name
@@ -21,23 +21,13 @@ from rlhf_nb.diagnose.memory import MemoryPlan
 from rlhf_nb.estimators import ESTIMATORS
 
 
-def planned_config(flag: str, name: str) -> PretrainedConfig:
-    "The config of the model that a flag names; no weights are read. OSError where there is none."
-    place, configured = from_where(name), (Path(name) / "config.json").is_file()
+def planned_config(name: str) -> PretrainedConfig:
+    "The config of a model; no weights are read. Raises OSError where there is none."
     adapter = Path(name) / "adapter_config.json"
-    if adapter.is_file() and not configured:
-        return planned_config(flag, json.loads(adapter.read_text())["base_model_name_or_path"])
-    problem = (
-        f"{flag} {name}: no folder of that name has a config.json, and neither the hub nor its "
-        "cache gave one. Check the name and the network, or give a folder with a config.json; "
-        "weights are not needed."
-    )
-    if Path(name).is_dir() and not configured and "gguf_file" not in place:
-        raise OSError(problem)
-    try:
-        return AutoConfig.from_pretrained(**place)
-    except OSError as error:
-        raise OSError(problem) from error
+    if adapter.is_file() and not (Path(name) / "config.json").is_file():
+        return planned_config(json.loads(adapter.read_text())["base_model_name_or_path"])
+    with explain_load_errors(name):
+        return AutoConfig.from_pretrained(**from_where(name))
 
 
 def layout_of(options: Namespace) -> tuple[str, int]:
@@ -77,10 +67,8 @@ def plan_of(options: Namespace) -> MemoryPlan:
     models = PPOModelArguments(**{name: getattr(options, name) for name in names})
     check_critic(models, options)
     check_judges(models, options)
-    find = lambda flag, name: planned_config(f"--{flag}", name) if name else None
-    policy = planned_config(
-        "--model_name_or_path", policy_name(models.model_name_or_path, options.sft_model_path)
-    )
+    find = lambda name: planned_config(name) if name else None
+    policy = planned_config(policy_name(models.model_name_or_path, options.sft_model_path))
     judged = has_reward_model(options.reward_model_path, models.reward_function)
     layout, processes = layout_of(options)
     dtype = str(getattr(policy, "dtype", None)) if models.dtype == "auto" else models.dtype
@@ -94,8 +82,8 @@ def plan_of(options: Namespace) -> MemoryPlan:
         f.name: getattr(options, f.name, f.default) for f in fields(MemoryPlan)
     } | dict(
         policy=policy,
-        reward=find("reward_model_path", judged and options.reward_model_path),
-        value=find("value_model_path", models.value_model_path),
+        reward=find(judged and options.reward_model_path),
+        value=find(models.value_model_path),
         layout=layout,
         num_processes=processes,
         prompt_length=options.max_prompt_length
@@ -107,7 +95,7 @@ def plan_of(options: Namespace) -> MemoryPlan:
         peft_config=adapter_config(models, "CAUSAL_LM", models.use_peft),
         value_peft_config=adapter_config(models, "SEQ_CLS", models.value_use_peft),
         critic=ESTIMATORS[options.advantage_estimator].critic,
-        more_rewards=tuple(find("reward_ensemble", x) for x in models.reward_ensemble or []),
+        more_rewards=tuple(map(planned_config, models.reward_ensemble or [])),
     )
     return MemoryPlan(**settings)
 

@@ -40,7 +40,7 @@ ABOUT = About(
     text="A ladder of checks on the models, data and settings of a run of `rlhf-nb ppo`, cheapest "
     "first: data, log-probs, rewards, value model, learning, state. It needs what `ppo` needs and "
     "takes its options, works on copies and leaves the run's folder, seed and data order alone. It "
-    "says first what it will cost, and writes one page. Exit code 1: a check failed.",
+    "writes one page. Exit code 1: a check failed.",
     examples=(
         "rlhf-nb preflight --config mini_tldr.yaml",
         "rlhf-nb preflight --config mini_tldr.yaml --preflight_pairs pairs.jsonl --json",

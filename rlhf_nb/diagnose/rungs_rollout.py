@@ -254,13 +254,7 @@ def kl(subject: Subject) -> Finding:
     "The KL of each token by hand, where the policy was moved away from the reference."
     estimator = subject.args.kl_estimator
     by_formula = lambda x: [torch.tensor(x.hand.kl(i, estimator)) for i in range(len(x.sampled))]
-    passed, text = compare_by_hand(
-        subject, lambda x: farthest(x.sampled.kl, by_formula(x)), " nats"
-    )
-    mean = subject.off_policy.metrics["objective/kl"]
-    return Finding(
-        passed, f"{text}; {mean:.2f} nats a response where the policy was changed a little"
-    )
+    return compare_by_hand(subject, lambda x: farthest(x.sampled.kl, by_formula(x)), " nats")
 
 
 @rung(
@@ -366,19 +360,8 @@ def scores(subject: Subject) -> Finding:
     gap = gap if raw is None else max(gap, relative_gap(on_tokens(r.raw_scores, r.mask), raw))
     text = f"{gap:.1e} apart at most (allowed {limit:g})"
     if args.missing_eos_penalty is not None or args.non_eos_penalty:
-        text += f"; {1 - r.stopped.float().mean().item():.0%} are charged for a missing stop token,"
-        text += f" which reverses {reversed_pairs(r):.0%} of the pairs of "
-        text += "responses"
+        text += f"; {1 - r.stopped.float().mean().item():.0%} are charged for a missing stop token"
     return Finding(gap <= limit, text)
-
-
-def reversed_pairs(r: Rollout) -> float:
-    "The share of pairs whose order the penalty changed."
-    sums = map(score_sums, (r.raw_scores, r.scores))
-    before, after = (x[:, None] - x[None] for x in sums)
-    decided = before != 0
-    changed = (before.sign() != after.sign()) & decided
-    return (changed.sum() / decided.sum().clamp(min=1)).item()
 
 
 def worsen(text: str, kind: str) -> str:

@@ -3,10 +3,7 @@ update to the next, and what is kept of a run."""
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,20 +13,22 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import get_scheduler
+from transformers import AutoModelForCausalLM, get_scheduler
 
 from rlhf_nb.base.custom import linear_head
-from rlhf_nb.diagnose import by_hand, reload
+from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.checks import Finding, Rung, not_here, rung
 from rlhf_nb.diagnose.subject import (
     LOOKED_AT,
     Observed,
     Subject,
+    changes,
     close,
     count_changes,
     episode_sums,
-    fingerprint,
+    weights_of,
 )
+from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.packing import score_sums
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
@@ -140,10 +139,10 @@ def gradient(subject: Subject) -> Finding:
     gap = max(step.gap for step in steps)
     parts = update.args.gradient_accumulation_steps
     text = f"{gap:.1e} of its norm away at most (allowed {limit:g}), over {len(steps)} steps of "
-    text += f"{parts // update.args.num_mini_batches} micro-batches; norms "
+    text += f"{parts // update.args.num_mini_batches} micro-batches; "
     first = steps[0]
-    norms = [f"{k} {x:.3g} by hand {first.norms_by_hand[k]:.3g}" for k, x in first.norms.items()]
-    return Finding(gap <= limit, text + ", ".join(norms))
+    text += f"norm {first.norm:.3g}, by hand {first.norm_by_hand:.3g}"
+    return Finding(gap <= limit, text)
 
 
 @rung(
@@ -201,7 +200,9 @@ def groups(subject: Subject) -> Finding:
     wanted = dict(policy=args.learning_rate, value=args.learning_rate if own is None else own)
     parts, right = [], True
     for name, rate in wanted.items():
-        given = [rates.get(id(p)) for p in parameters_of(getattr(trainer.pair, name), learned=True)]
+        model = getattr(trainer.pair, name)
+        learn = [] if model is None else [p for p in model.parameters() if p.requires_grad]
+        given = [rates.get(id(p)) for p in learn]
         right &= all(x is not None and math.isclose(x, rate) for x in given)
         listed = Counter("none" if x is None else f"{x:g}" for x in given)
         parts += [f"{name} {n} tensors at {x}" for x, n in listed.items()]
@@ -213,37 +214,28 @@ def groups(subject: Subject) -> Finding:
 
 
 def moved_shares(
-    trainer: PPOTrainer, before: dict[str, Tensor], touched: dict[str, Tensor]
+    pair: PolicyAndValue, moved: dict[str, Tensor], had: dict[str, Tensor]
 ) -> dict[str, float]:
     "Share of the weights with a gradient that moved, in policy and value model."
     shares = {}
-    for part in ("policy", "value"):
-        pairs = [
-            (before[k], p, touched[k])
-            for k, p in trainer.pair.named_parameters()
-            if k.startswith(f"{part}.") and k in touched
-        ]
-        had = sum(int(g.sum()) for _, _, g in pairs)
-        moved = sum(int(((a != p.detach().cpu()) & g).sum()) for a, p, g in pairs)
-        if had or getattr(trainer.pair, part) is not None:
-            shares[part] = moved / had if had else 0.0
+    for part, model in dict(policy=pair.policy, value=pair.value).items():
+        names = [k for k in had if k.startswith(f"{part}.")]
+        if names or model is not None:
+            count = sum(int(had[k].sum()) for k in names)
+            shares[part] = sum(int((moved[k] & had[k]).sum()) for k in names) / max(1, count)
     return shares
 
 
 def find_misplaced(
-    trainer: PPOTrainer, before: dict[str, Tensor], touched: dict[str, Tensor]
+    pair: PolicyAndValue, moved: dict[str, Tensor], had: dict[str, Tensor]
 ) -> list[str]:
     "What learns and has no gradient, and what moved and does not learn, in words."
-    weights = dict(trainer.pair.named_parameters())
-    left = [k for k, p in weights.items() if p.requires_grad and k not in touched]
-    strayed = [
-        k
-        for k, p in weights.items()
-        if not p.requires_grad and not torch.equal(before[k], p.detach().cpu())
-    ]
+    weights = dict(pair.named_parameters())
+    left = [k for k, p in weights.items() if p.requires_grad and k not in had]
+    strayed = [k for k, p in weights.items() if not p.requires_grad and moved[k].any()]
     pairs = (left, "tensors learn and had no gradient"), (strayed, "frozen tensors moved")
     odd = [f"{len(names)} {what}, such as {names[0]}" for names, what in pairs if names]
-    value = trainer.pair.value
+    value = pair.value
     if value is not None and not any(p.requires_grad for p in scorer_parameters(value)):
         odd.append("the value model's head does not learn")
     return odd
@@ -255,41 +247,29 @@ def scorer_parameters(value: Any) -> list[Any]:
     return [*(value if head is None else head).parameters()] or [*value.parameters()]
 
 
-def one_update(subject: Subject) -> tuple[dict[str, float], dict[str, list[float]], list[str]]:
-    """Shares of the weights with a gradient that moved; norms of each step, of policy and value;
-    and what moved that should not have, or could not."""
+def one_update(subject: Subject) -> tuple[dict[str, float], list[float], list[str]]:
+    """Shares of the weights with a gradient that moved; the norm of each step's gradient; and what
+    moved that should not have, or could not."""
     trainer: Any = subject.beside(**subject.sizes(LOOKED_AT))
     trainer.prepare()
-    before = {k: p.detach().cpu().clone() for k, p in trainer.pair.named_parameters()}
+    pair, reference, step = trainer.pair, trainer.ref_model, trainer.optimizer_step
+    before, kept = weights_of(pair), weights_of(reference)
     had: dict[str, Tensor] = {}
-    norms: dict[str, list[float]] = dict(policy=[], value=[])
-    step = trainer.optimizer_step
+    norms: list[float] = []
 
     def record(model: Any) -> float:
-        squares = dict.fromkeys(norms, 0.0)
-        for name, p in trainer.pair.named_parameters():
+        for name, p in pair.named_parameters():
             if p.grad is not None:
-                touched = p.grad.detach().cpu() != 0
-                had[name] = had[name] | touched if name in had else touched
-                squares[name.split(".")[0]] += p.grad.double().square().sum().item()
-        for name, square in squares.items():
-            norms[name].append(math.sqrt(square))
-        return step(model)
+                had[name] = had.get(name, False) | (p.grad.detach().cpu() != 0)
+        norms.append(step(model))
+        return norms[-1]
 
     trainer.optimizer_step = record
-    reference = trainer.ref_model
-    kept = [p.detach().clone() for p in parameters_of(reference)]
     trainer.step(subject.batch(trainer.args.batch_size))
-    away = [(a - b).abs().max().item() for a, b in zip(kept, parameters_of(reference))]
-    odd = find_misplaced(trainer, before, had)
-    odd += [f"the reference moved by {max(away):g}"] if any(away) else []
-    return moved_shares(trainer, before, had), norms, odd
-
-
-def parameters_of(model: Any, learned: bool = False) -> list[Any]:
-    "None where there is no model."
-    parameters = [] if model is None else list(model.parameters())
-    return [p for p in parameters if p.requires_grad or not learned]
+    moved, away = changes(before, pair), changes(kept, reference)
+    odd = find_misplaced(pair, moved, had)
+    odd += ["the reference moved"] if any(x.any() for x in away.values()) else []
+    return moved_shares(pair, moved, had), norms, odd
 
 
 @rung(
@@ -307,8 +287,9 @@ def move(subject: Subject) -> Finding:
     shares, norms, odd = one_update(subject)
     limit = subject.args.max_grad_norm
     text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-    text += " of the weights with a gradient moved; gradient norms "
-    text += ", ".join(f"{k} {x[0]:.3g} to {x[-1]:.3g}" for k, x in norms.items() if k in shares)
+    text += (
+        f" of the weights with a gradient moved; gradient norms {norms[0]:.3g} to {norms[-1]:.3g}"
+    )
     text += f", clipped at {limit:g}" if limit > 0 else ", not clipped"
     text = "; ".join([text, *odd])
     return Finding(min(shares.values()) >= 0.5 and not odd, text)
@@ -317,24 +298,21 @@ def move(subject: Subject) -> Finding:
 # ---- A reward that anything learns ----
 
 
-def wanted_token(subject: Subject) -> tuple[int, str] | None:
-    """The commonest token with a text of its own that some responses lack. One of two or more
-    letters that no other token spells as well, if there is one, as the reward counts the text.
-    A special token has no text: the reward does not see it."""
+def wanted_token(subject: Subject) -> int | None:
+    "The commonest token that some responses lack, and that does not end one."
     r, stops = subject.start.sampled, subject.trainer.sampling_settings.stop_ids
-    ids = [i for i, _ in Counter(r.response_ids[r.mask].tolist()).most_common() if i not in stops]
-    texts = {i: subject.tokenizer.decode([i], skip_special_tokens=True).strip() for i in ids}
-    lacked = {i: not ((r.response_ids == i) & r.mask).any(1).all() for i in ids}
-    chosen = [(i, texts[i]) for i in ids if texts[i] and lacked[i]]
-    alone = (x for x in chosen if len(x[1]) > 1 and sum(x[1] in y for y in texts.values()) == 1)
-    return next(alone, chosen[0] if chosen else None)
+    counted = Counter(r.response_ids[r.mask].tolist()).most_common()
+    everywhere = lambda i: ((r.response_ids == i) & r.mask).any(1).all()
+    return next((i for i, _ in counted if i not in stops and not everywhere(i)), None)
 
 
-def share_of(text: str) -> Callable[..., list[float]]:
-    "A reward: the share of a response's characters that spell this text."
+def share_of(token: int) -> Callable[..., list[float]]:
+    "A reward: the share of a response's tokens that are this one."
 
-    def share(prompts: list[str], responses: list[str], **columns: Any) -> list[float]:
-        return [10.0 * x.count(text) * len(text) / max(1, len(x)) for x in responses]
+    def share(
+        prompts: list[str], responses: list[str], response_ids: list[list[int]], **columns: Any
+    ) -> list[float]:
+        return [10.0 * ids.count(token) / max(1, len(ids)) for ids in response_ids]
 
     return share
 
@@ -357,12 +335,11 @@ def probability(trainer: PPOTrainer, rows: list[tuple[Tensor, Tensor]], token: i
 )
 def trivial(subject: Subject) -> Finding:
     "A token that is rewarded becomes likelier at the places of the first responses."
-    chosen = wanted_token(subject)
-    if chosen is None:
+    if (token := wanted_token(subject)) is None:
         return not_here("no token of the responses is left out by some of them")
-    token, spelled = chosen
+    spelled = subject.tokenizer.decode([token])
     size = subject.args.batch_size if subject.args.batch_size <= 64 else 64
-    trainer: Any = subject.beside(share_of(spelled), **PLAIN, **subject.sizes(size))
+    trainer: Any = subject.beside(share_of(token), **PLAIN, **subject.sizes(size))
     updates = min(UPDATES[1], max(UPDATES[0], math.ceil(EPISODES / trainer.args.batch_size)))
     if updates * trainer.args.batch_size < FEWEST:
         return not_here(f"{updates} updates of {trainer.args.batch_size} are too few episodes")
@@ -422,7 +399,7 @@ def updates(trainer: PPOTrainer, batch: Any, target_kl: float | None) -> UpdateT
         args.target_kl = target_kl if k == SCHEDULED - 1 else None
         for steps in (run.rows, run.kls, run.rates):
             cast(list, steps).append([])
-        before, coef = fingerprint(trainer.policy), trainer.controller.value
+        before, coef = weights_of(trainer.policy), trainer.controller.value
         kl = trainer.step(batch)["objective/kl"]
         by_formula = by_hand.kl_coef_after(coef, kl, args.batch_size, args)
         run.coefs.append((trainer.controller.value, by_formula))
@@ -582,41 +559,37 @@ def log_of(trainer: PPOTrainer) -> dict[str, float]:
     return {k: x for k, x in last.items() if not k.startswith(timed)}
 
 
+@torch.no_grad()
+def greedy(policy: Any, prompts: list[list[int]]) -> list[list[int]]:
+    "The likeliest next tokens after each prompt, a row at a time and without a cache."
+    responses = []
+    for prompt in prompts:
+        ids = list(prompt)
+        for _ in range(GREEDY):
+            logits = policy(input_ids=torch.tensor([ids], device=policy.device)).logits
+            ids.append(int(logits[0, -1].argmax()))
+        responses.append(ids[len(prompt) :])
+    return responses
+
+
 @rung(
     RUNGS,
     "state: reload",
-    "a saved policy writes the same greedy text in a new process (definition)",
+    "a saved policy writes the same greedy text once it is loaded again (definition)",
     "tied weights, an adapter's base, a dtype or config that is not saved, resized embeddings",
     needs=("state: resume",),
 )
 def text_after_reload(subject: Subject) -> Finding:
-    "The text that a saved policy writes in a new process."
+    "The text of a policy that is saved and loaded as a user loads it."
     trainer = subject.short_run[0]
-    policy, device = trainer.policy, str(trainer.args.device)
+    policy, folder = trainer.policy, str(subject.folder / "saved")
     adapter = hasattr(policy, "peft_config") and not subject.args.save_merged
     if adapter and base_of_adapter(policy) is None:
-        return not_here("the adapter's base model was made in memory: no process can load it")
-    folder, positions = subject.folder / "saved", max(1, subject.positions - GREEDY)
-    trainer.save_model(str(folder))
+        return not_here("the adapter's base model was made in memory: it cannot be loaded")
+    trainer.save_model(folder)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    positions = max(1, subject.positions - GREEDY)
     prompts = [p.tolist()[-positions:] for p, _ in by_hand.rows_of(subject.start.sampled)[:2]]
-    ours = reload.greedy(policy.eval(), prompts, GREEDY, device)
-    given = json.dumps(dict(folder=str(folder), prompts=prompts, tokens=GREEDY, device=device))
-    words = [sys.executable, reload.__file__, given]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=600)
-    if done.returncode:
-        return Finding(False, f"the new process stopped: {done.stderr.strip().splitlines()[-1]}")
-    theirs = json.loads(done.stdout.splitlines()[-1])
-    same = sum(a == b for a, b in zip(ours, theirs["ids"]))
-    return Finding(
-        same == len(ours), f"{same} of {len(ours)} texts are the same: {theirs['texts'][0]!r}"
-    )
-
-
-def gib(size: float) -> str:
-    "Bytes as people write them."
-    return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.1f} MiB"
-
-
-def bytes_of(*models: Any, learned: bool = False) -> int:
-    "Bytes of the weights; learned: of those that learn."
-    return sum(p.numel() * p.element_size() for x in models for p in parameters_of(x, learned))
+    ours, theirs = (greedy(x.eval(), prompts) for x in (policy, loaded.to(trainer.args.device)))
+    same, text = sum(a == b for a, b in zip(ours, theirs)), subject.tokenizer.decode(theirs[0])
+    return Finding(same == len(ours), f"{same} of {len(ours)} texts are the same: {text!r}")

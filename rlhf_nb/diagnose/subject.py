@@ -8,7 +8,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -152,8 +152,8 @@ class Step:
     "One optimizer step: its rows, its gradient, and the same gradient by hand."
 
     rows: Tensor
-    norms: dict[str, float] = field(default_factory=dict)  # of policy and value model
-    norms_by_hand: dict[str, float] = field(default_factory=dict)
+    norm: float = math.nan
+    norm_by_hand: float = math.nan
     gap: float = math.nan  # |gradient - by hand| over |by hand|
 
 
@@ -369,15 +369,20 @@ def text_in(answer: Any) -> str:
     return answer if isinstance(answer, str) else ""
 
 
-def fingerprint(models: nn.Module) -> list[Tensor]:
-    "The weights, copied."
-    return [p.detach().cpu().clone() for p in models.parameters()]
+def weights_of(model: nn.Module | None) -> dict[str, Tensor]:
+    "The weights, copied; none where there is no model."
+    named = [] if model is None else model.named_parameters()
+    return {name: p.detach().cpu().clone() for name, p in named}
 
 
-def count_changes(before: list[Tensor], models: nn.Module) -> int:
-    "How many weights are other ones now."
-    now = (p.detach().cpu() for p in models.parameters())
-    return sum(int((a != b).sum()) for a, b in zip(before, now))
+def changes(before: dict[str, Tensor], model: nn.Module | None) -> dict[str, Tensor]:
+    "Which numbers of each weight are other ones now."
+    return {name: x != before[name] for name, x in weights_of(model).items()}
+
+
+def count_changes(before: dict[str, Tensor], model: nn.Module) -> int:
+    "How many numbers are other ones now."
+    return sum(int(x.sum()) for x in changes(before, model).values())
 
 
 def perturb(r: Rollout, size: float) -> Rollout:
@@ -392,7 +397,7 @@ def perturb(r: Rollout, size: float) -> Rollout:
 def observe(trainer: PPOTrainer, batch: Any, shift: float) -> Observed:
     "Rollout, scores, advantages and update of a trainer beside the run, and all of it by hand."
     trainer.prepare()
-    before = fingerprint(trainer.pair)
+    before = weights_of(trainer.pair)
     kl_coef = trainer.controller.value
     sampled = trainer.rollout(batch)
     kept = copy.deepcopy(sampled)
@@ -482,10 +487,9 @@ def watch(trainer: Any, r: Rollout, count: int) -> list[Step]:
     return steps
 
 
-def norm_of(model: nn.Module | None, grads: dict[int, Tensor]) -> float:
-    "Norm of the gradient of a model's weights."
-    parts = [] if model is None else [grads[id(p)] for p in model.parameters() if id(p) in grads]
-    return math.sqrt(sum(x.double().square().sum().item() for x in parts))
+def norm_of(grads: dict[int, Tensor]) -> float:
+    "Norm of a gradient."
+    return math.sqrt(sum(x.double().square().sum().item() for x in grads.values()))
 
 
 def pop_gradients(trainer: PPOTrainer) -> dict[int, Tensor]:
@@ -505,12 +509,10 @@ def compare_gradients(trainer: PPOTrainer, r: Rollout, step: Step) -> None:
     ours = pop_gradients(trainer)
     for p in trainer.pair.parameters():
         p.grad = theirs.get(id(p))
-    named = dict(policy=trainer.pair.policy, value=trainer.pair.value)
-    step.norms = {k: norm_of(x, theirs) for k, x in named.items() if x is not None}
-    step.norms_by_hand = {k: norm_of(x, ours) for k, x in named.items() if x is not None}
-    zero = lambda x, k: x.get(k, torch.zeros(()))
-    away = {k: zero(theirs, k) - zero(ours, k) for k in theirs.keys() | ours.keys()}
-    step.gap = norm_of(trainer.pair, away) / max(norm_of(trainer.pair, ours), 1e-12)
+    step.norm, step.norm_by_hand = norm_of(theirs), norm_of(ours)
+    zero = torch.zeros(())
+    away = {k: theirs.get(k, zero) - ours.get(k, zero) for k in theirs.keys() | ours.keys()}
+    step.gap = norm_of(away) / max(step.norm_by_hand, 1e-12)
 
 
 def loss_by_hand(trainer: PPOTrainer, r: Rollout, rows: list[int]) -> Tensor:

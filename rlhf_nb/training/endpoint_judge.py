@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import track
@@ -30,6 +30,7 @@ JUDGE_INSTRUCTIONS = (
     "you. Reply with one character and nothing else: 1 if the first answer is better, 2 if the "
     "second is better, 0 if neither is."
 )
+BILLED = ("prompt_tokens", "completion_tokens")  # what an endpoint reports of a reply
 _REMINDER = "Reply with one character and nothing else: 1, 2 or 0."
 
 
@@ -82,28 +83,17 @@ class _Temporary(Exception):
         self.wait = wait
 
 
-class _Reply(NamedTuple):
-    "A chat completion, and the tokens billed; None if they are not reported."
-
-    text: str
-    prompt_tokens: int | None
-    completion_tokens: int | None
-
-
-def _read_reply(body: str) -> _Reply:
-    "Read a chat completion. Raises _Temporary if the body is not one."
+def _read_reply(body: str) -> tuple[str, dict[str, int]]:
+    """The text of a chat completion, and the tokens billed, as far as they are reported. Raises
+    _Temporary if the body is not one."""
     try:
         reply = json.loads(body)
         text, usage = reply["choices"][0]["message"]["content"], reply.get("usage")
     except (ValueError, LookupError, TypeError) as error:
         raise _Temporary(f"its reply is not a chat completion: {body[:200]!r}") from error
-    usage = usage if isinstance(usage, dict) else {}
-    billed, answered = (usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
-    return _Reply(
-        text if isinstance(text, str) else "",
-        billed if isinstance(billed, int) else None,
-        answered if isinstance(answered, int) else None,
-    )
+    counts = usage if isinstance(usage, dict) else {}
+    known = {name: x for name in BILLED if isinstance(x := counts.get(name), int)}
+    return text if isinstance(text, str) else "", known
 
 
 def _address_and_key(base_url: str | None, api_key: str | None) -> tuple[str, str]:
@@ -245,33 +235,24 @@ class EndpointJudge:
         while verdict is None and len(texts) < self.tries:
             if stop.is_set():
                 return
-            reply = self._complete(payload, client, stop)
-            texts.append(reply.text)
-            counts.update(
-                replies=1,
-                unbilled=reply.prompt_tokens is None or reply.completion_tokens is None,
-                prompt_tokens=reply.prompt_tokens or 0,
-                completion_tokens=reply.completion_tokens or 0,
-            )
-            verdict = parse_verdict(reply.text)
-            again = [dict(role="assistant", content=reply.text)]
+            text, billed = self._complete(payload, client, stop)
+            texts.append(text)
+            counts.update(replies=1, unbilled=len(billed) < len(BILLED), **billed)
+            verdict = parse_verdict(text)
+            again = [dict(role="assistant", content=text)]
             again.append(dict(role="user", content=_REMINDER))
             payload = payload | {"messages": payload["messages"] + again}
-        row = dict(
-            key=key,
-            model=self.model,
-            verdict=verdict,
-            replies=texts,
-            prompt_tokens=counts["prompt_tokens"],
-            completion_tokens=counts["completion_tokens"],
-        )
+        row = dict(key=key, model=self.model, verdict=verdict, replies=texts)
+        row |= {name: counts[name] for name in BILLED}
         with self.lock:
             if self.cache:
                 append_jsonl(self.cache, row)
             self.judgings[key] = row
             self.counts.update(counts)
 
-    def _complete(self, payload: dict[str, Any], client: httpx.Client, stop: Event) -> _Reply:
+    def _complete(
+        self, payload: dict[str, Any], client: httpx.Client, stop: Event
+    ) -> tuple[str, dict]:
         "Send a request until there is a reply, at most `attempts` times. Raises ConnectionError."
         for attempt in range(1, self.attempts + 1):
             try:
@@ -288,7 +269,7 @@ class EndpointJudge:
         stop.set()
         raise ConnectionError(f"{last}, tried {attempt} times")
 
-    def _send(self, payload: dict[str, Any], client: httpx.Client) -> _Reply:
+    def _send(self, payload: dict[str, Any], client: httpx.Client) -> tuple[str, dict]:
         """One request. Raises _Temporary, or ConnectionError if a retry cannot help; no message
         contains the key."""
         import httpx

@@ -1,6 +1,6 @@
 """The loop of updates on `transformers.Trainer`: a step is one whole update, and logs, evaluations,
-checkpoints and callbacks come after updates. Of Trainer's private names, those that are used here
-are listed in PRIVATE of `training.sealed`."""
+checkpoints and callbacks come after updates. Trainer's private names that are used here are listed
+in tests/test_structure.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The trainers' base on `transformers.Trainer`: sealed checkpoints, exact resume, the hub. Every
-private name of Trainer that is used here or in the loop of updates is listed in PRIVATE, and a test
-names the one that another release lacks."""
+"""The trainers' base on `transformers.Trainer`: sealed checkpoints, exact resume, the hub. The
+private names of Trainer that are used here and in the loop of updates, and why, are in
+tests/test_structure.py, which names the one that another release lacks."""
 
 from __future__ import annotations
 
@@ -60,28 +60,6 @@ from rlhf_nb.training.resume import (
 
 logger = logging.get_logger(__name__)
 SUPPORTED = ">=5.20,<6"  # of transformers; settings.ini says the same
-PRIVATE = {
-    "_save_checkpoint": "a checkpoint is written beside its place, sealed, and then renamed",
-    "_get_output_dir": "where Trainer writes while a checkpoint is staged",
-    "_save": "what a saved folder holds: the policy alone, a model card",
-    "_load_from_checkpoint": "a checkpoint is verified before it is loaded",
-    "_load_best_model": "the best checkpoint is loaded as any other",
-    "_load_optimizer_and_scheduler": "the run's own state comes back with the optimizer's",
-    "_save_rng_state": "the order of an epoch that is under way, and what has yet to be logged",
-    "_init_training_state": "where in which pass over a stream a resumed run goes on",
-    "_load_rng_state": "put back after batches are skipped, not before",
-    "_get_train_sampler": "rows of like length in an order that can be resumed",
-    "_push_from_checkpoint": "a checkpoint is pushed under its final name",
-    "_prepare_for_training": "optimizer and wrapped model for someone who steps by hand",
-    "_prepare_inputs": "a batch on the device",
-    "_run_epoch": "one pass over the data, where a step is an update",
-    "_maybe_log_save_evaluate": "logs, evaluations and checkpoints when they are due",
-    "_get_dataloader": "one rank's prompts of an update; all rows of an evaluation, in their order",
-    "_get_eval_sampler": "the order of the rows that metrics of the user's own are given",
-    "_get_learning_rate": "the learning rate that is logged",
-    "_tr_loss": "the sum of losses behind the next log, and behind what a finished run returns",
-    "_globalstep_last_logged": "how many steps the next log is over",
-}
 
 
 def check_version(release: str = transformers.__version__) -> None:
@@ -190,6 +168,7 @@ class SealedTrainer(Trainer):
     order: OrderByLength | None = None
     named: dict[str, Any] | None = None  # `identity`, as the run began
     stop: Stop | None = None  # while it trains
+    eval_collator: Any = None  # of batches that do not train; None: that of training
     saved_step = 0  # of the last checkpoint
     resumed_from: Path | None = None
     fresh_groups: list[dict[str, Any]]  # of the optimizer, before a checkpoint is loaded
@@ -308,8 +287,7 @@ class SealedTrainer(Trainer):
         **more: Any,  # of Trainer's own card
     ) -> None:
         "The same card in output_dir, for a push to the hub."
-        folder = self.output_dir
-        card = self.card(folder)
+        folder, card = self.output_dir, self.card(self.output_dir)
         if card is None:
             more |= dict(dataset_tags=dataset_name, dataset=dataset_name) if dataset_name else {}
             super().create_model_card(model_name=model_name, tags=tags, **more)
@@ -423,7 +401,7 @@ class SealedTrainer(Trainer):
         verify(folder)
         if self.is_deepspeed_enabled:
             return super()._load_best_model()
-        self.read_model(folder, self.accelerator.unwrap_model(self.model))
+        self._load_from_checkpoint(str(folder))
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
         "Trainer's. Raises ValueError where one that was set since lacks weights that learn."
@@ -492,13 +470,15 @@ class SealedTrainer(Trainer):
         return self.order
 
     def _get_dataloader(self, *given: Any, **more: Any) -> Any:
-        "Trainer's; an evaluation reads all rows, dataloader_drop_last or not."
-        drop = self.args.dataloader_drop_last
-        self.args.dataloader_drop_last = drop and more.get("is_training", False)
+        "Trainer's; an evaluation reads all rows, by a collator of its own where there is one."
+        args, drop, own = self.args, self.args.dataloader_drop_last, self.data_collator
+        if not more.get("is_training", False):
+            args.dataloader_drop_last = False
+            self.data_collator = self.eval_collator or own
         try:
             return super()._get_dataloader(*given, **more)
         finally:
-            self.args.dataloader_drop_last = drop
+            args.dataloader_drop_last, self.data_collator = drop, own
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
         "Trainer's; where metrics of the user's own read the predictions, rows in the order given."
