@@ -31,6 +31,7 @@ from .sampling import Sampling
 from .training.engines import CachedEngine, Engine, converse
 from .training.layout import Layout
 from .training.prompts import sets_of
+from .training.tools import ToolEnvironment, as_environment, inner_of
 
 # %% auto #0
 __all__ = ['Environment', 'Episode', 'watched', 'check_step', 'world_seed', 'reset_environment', 'put_behind', 'play', 'answer',
@@ -70,7 +71,7 @@ class Episode:
         last = "before its first turn"
         if self.action is not None:
             last = f"turn {len(self.rewards)}, with the action {reprlib.repr(self.action)}"
-        return f"{type(self.environment).__name__} of episode {self.place}, {last}"
+        return f"{type(inner_of(self.environment)).__name__} of episode {self.place}, {last}"
 
     def add(self, ids: list[int], chosen: bool, logprobs: list[float] | None = None) -> None:
         "Tokens of the present turn."
@@ -332,6 +333,7 @@ class Player:
         timeout: float | None = None,  # seconds of an answer
         check: Callable[[list[int]], None] = lambda lengths: None,  # of the prompts' lengths
         group: int = 1,  # episodes of each prompt in an update
+        tools: Sequence[Callable[..., Any]] = (),  # functions that the policy may call
     ):
         if not callable(factory):
             raise ValueError(
@@ -345,13 +347,13 @@ class Player:
             )
         self.factory, self.tokenizer, self.settings = factory, tokenizer, settings
         self.max_turns, self.timeout, self.check = max_turns, timeout, check
-        self.group = group
+        self.group, self.tools = group, tools
         limits = (sys.maxsize if x is None else x for x in (max_length, positions))
         self.max_length, self.positions = limits
 
     def make(self) -> Any:
         "One environment. Raises ValueError where it has no reset and step."
-        environment = self.factory()
+        environment = as_environment(self.factory(), self.tools)
         missing = [x for x in ("reset", "step") if not callable(getattr(environment, x, None))]
         if missing:
             raise ValueError(
@@ -362,7 +364,11 @@ class Player:
 
     def try_frame(self, prompt: Any, settings: Mapping[str, Any]) -> Frame:
         "What stands around an observation. Raises ValueError where the template does not tell."
-        role = getattr(self.make(), "role", "user")
+        environment = self.make()
+        if isinstance(environment, ToolEnvironment):
+            settings = environment.settings(settings)
+            environment.check_template(prompt, self.tokenizer, **settings)
+        role = getattr(environment, "role", "user")
         return observation_frame(prompt, self.tokenizer, role, **settings)
 
     def begin(
@@ -374,26 +380,29 @@ class Player:
         "Environments that have begun. Raises ValueError where those of a prompt begin otherwise."
         count = len(batch["prompt"])
         talks = batch.get("conversations") or batch["prompt"]
-        options = batch.get("settings") or [{}] * count
+        options = [*(batch.get("settings") or [{}] * count)]
         episodes, texts, prompts = list[Episode](), list[str](), list[Any]()
         for i, (talk, option, seed) in enumerate(zip(talks, options, seeds)):
             environment = self.make()
+            if isinstance(environment, ToolEnvironment):
+                options[i] = option = environment.settings(option)
             own = {name: column[i] for name, column in batch.get("columns", {}).items()}
             text = reset_environment(environment, dict(prompt=talk) | own, seed, i, self.timeout)
             first = i - i % size
             if i > first and text != texts[first]:
                 raise ValueError(
-                    f"{type(environment).__name__} of episode {i} began with {reprlib.repr(text)} "
-                    f"and episode {first}, of the same prompt, with {reprlib.repr(texts[first])}: "
-                    "the num_generations episodes of a prompt meet the same world. Draw it from the "
-                    "argument seed of reset, or from the row's columns."
+                    f"{type(inner_of(environment)).__name__} of episode {i} began with "
+                    f"{reprlib.repr(text)} and episode {first}, of the same prompt, with "
+                    f"{reprlib.repr(texts[first])}: the num_generations episodes of a prompt meet "
+                    "the same world. Draw it from the argument seed of reset, or from the row's columns."
                 )
             role = getattr(environment, "role", "user")
             frame = observation_frame(talk, self.tokenizer, role, **option)
             episodes.append(Episode(environment, i, frame))
             texts.append(text)
             prompts.append(put_behind(talk, text))
-        if not any(texts):
+        told = bool(batch.get("conversations"))  # of tools, by the template
+        if not any(texts) and not (told and any("tools" in option for option in options)):
             return episodes, dict(batch)
         if not all(batch.get("as_text") or [True]):
             raise ValueError(
@@ -407,7 +416,7 @@ class Player:
         rows = encode_prompts(written, self.tokenizer)
         self.check([len(row) for row in rows])
         ids, mask = left_pad(rows, self.settings.pad_id)
-        more = dict(conversations=prompts) if batch.get("conversations") else {}
+        more = dict(conversations=prompts, settings=options) if told else {}
         return episodes, {
             **batch,
             **more,
@@ -459,7 +468,7 @@ class Player:
             width = made["mask"].shape[1]
             rows = [e.engine_logprobs + [0.0] * (width - len(e.ids)) for e in episodes]
             made["engine_logprobs"] = torch.tensor(rows, device=device)
-        environments = [episode.environment for episode in episodes]
+        environments = [inner_of(episode.environment) for episode in episodes]
         return begun, made | dict(columns=columns, environments=environments)
 
 # %% ../nbs/reference/65_playing.ipynb #ac0cc9f1
@@ -500,10 +509,11 @@ def set_turns(
 def make_player(
     factory: Any,  # of environments; None: of one turn
     trainer: Any,  # PPOTrainer, with its data
+    tools: Sequence[Callable[..., Any]] = (),  # functions that the policy may call
 ) -> Player | None:
     """Who plays the episodes of a run; None where nothing answers. Raises ValueError now, and not
     in the first rollout, where a conversation cannot go on."""
-    if factory is None:
+    if factory is None and not tools:
         return None
     args, reader, settings = trainer.args, trainer.prompts, trainer.sampling_settings
     configs = (unwrap(model).config.get_text_config() for _, model in reader.models)
@@ -511,7 +521,16 @@ def make_player(
     positions = min((x for x in known if x), default=None)
     limits = args.max_turns, args.max_episode_length, positions, args.environment_timeout
     group = args.num_generations
-    player = Player(factory, reader.tokenizer, settings, *limits, reader.check_lengths, group)
+    factory = (lambda: None) if factory is None else factory
+    more = reader.check_lengths, group, tools
+    player = Player(factory, reader.tokenizer, settings, *limits, *more)
+    environment = player.make()
+    no_pay = isinstance(environment, ToolEnvironment) and not hasattr(environment, "get_reward")
+    if no_pay and not trainer.judges.given:
+        raise ValueError(
+            f"{reprlib.repr(environment.inner)} has no get_reward, and there is no reward_model: "
+            "give one of them, such as a function of prompts, responses and environments."
+        )
     for data in (trainer.train_dataset, *sets_of(trainer.eval_dataset).values()):
         if data is not None and "prompt" in data.column_names:
             player.try_frame(data[0]["prompt"], template_settings(data[0]))
