@@ -2,13 +2,13 @@
 
     python benchmarks/guess_number.py --turns 4 --seeds 5        how long to 0.95 of the optimum
     python benchmarks/guess_number.py --compare --updates 150    estimators side by side
-    python benchmarks/guess_number.py --quick                    does it run? Its figures mean little
+    python benchmarks/guess_number.py --quick                    does it run? seconds
 
 A Llama of two layers of width 48 from random weights, guesses of two digits of base 4, one
-thread. The rate of play is exact: over all secrets and all actions, at temperature 1; branches that weigh
-less than 1e-6 count as lost, and their weight is printed. Every tenth update it is computed, and
-that time does not count. With --compare each estimator sees as many games; `through` is GAE that
-walks through the observations, whose values are trained there as well.
+thread. The rate of play is exact: over all secrets and all actions, at temperature 1; branches
+that weigh less than 1e-6 count as lost, and their weight is printed. Every tenth update it is
+computed, and that time does not count. With --compare each estimator sees as many games; `through`
+is GAE that walks through the observations, whose values are trained there as well.
 """
 
 from __future__ import annotations
