@@ -44,6 +44,7 @@ setup(
         "docs": cfg["docs_requirements"].split(),
         "peft": cfg["peft_requirements"].split(),
         "real": cfg["real_requirements"].split(),
+        "tasks": cfg["tasks_requirements"].split(),
     },
     entry_points={"console_scripts": cfg["console_scripts"].split("\n")},
     zip_safe=False,

@@ -25,6 +25,7 @@ from .rollout import Sample, texts_of
 from .sampling import Sampling
 from .training.engines import Engine, converse
 from .training.layout import Layout
+from .training.tools import ToolEnvironment, as_environment, inner_of
 from .training.watch import watched
 
 # %% auto #0
@@ -65,7 +66,7 @@ class Episode:
         last = "before its first turn"
         if self.action is not None:
             last = f"turn {len(self.rewards)}, with the action {reprlib.repr(self.action)}"
-        return f"{type(self.environment).__name__} of episode {self.place}, {last}"
+        return f"{type(inner_of(self.environment)).__name__} of episode {self.place}, {last}"
 
     def add(self, ids: list[int], chosen: bool, logprobs: list[float] | None = None) -> None:
         "Tokens of the present turn."
@@ -297,6 +298,7 @@ class Player:
         timeout: float | None = None,  # seconds of an answer
         check: Callable[[list[int]], None] = lambda lengths: None,  # of the prompts' lengths
         group: int = 1,  # episodes of each prompt in an update
+        tools: Sequence[Callable[..., Any]] = (),  # functions that the policy may call
     ):
         if not callable(factory):
             raise ValueError(
@@ -310,13 +312,13 @@ class Player:
             )
         self.factory, self.tokenizer, self.settings = factory, tokenizer, settings
         self.max_turns, self.timeout, self.check = max_turns, timeout, check
-        self.group = group
+        self.group, self.tools = group, tools
         limits = (sys.maxsize if x is None else x for x in (max_length, positions))
         self.max_length, self.positions = limits
 
     def make(self) -> Any:
         "One environment. Raises ValueError where it has no reset and step."
-        environment = self.factory()
+        environment = as_environment(self.factory(), self.tools)
         missing = [x for x in ("reset", "step") if not callable(getattr(environment, x, None))]
         if missing:
             raise ValueError(
@@ -327,7 +329,11 @@ class Player:
 
     def try_frame(self, prompt: Any, settings: Mapping[str, Any]) -> Frame:
         "What stands around an observation. Raises ValueError where the template does not tell."
-        role = getattr(self.make(), "role", "user")
+        environment = self.make()
+        if isinstance(environment, ToolEnvironment):
+            settings = environment.settings(settings)
+            environment.check_template(prompt, self.tokenizer, **settings)
+        role = getattr(environment, "role", "user")
         return observation_frame(prompt, self.tokenizer, role, **settings)
 
     def begin(
@@ -339,26 +345,30 @@ class Player:
         "Environments that have begun. Raises ValueError where those of a prompt begin otherwise."
         count = len(batch["prompt"])
         talks = batch.get("conversations") or batch["prompt"]
-        options = batch.get("settings") or [{}] * count
+        options = [*(batch.get("settings") or [{}] * count)]
         episodes, texts, prompts = list[Episode](), list[str](), list[Any]()
         for i, (talk, option, seed) in enumerate(zip(talks, options, seeds)):
             environment = self.make()
+            if isinstance(environment, ToolEnvironment):
+                options[i] = option = environment.settings(option)
             own = {name: column[i] for name, column in batch.get("columns", {}).items()}
             text = reset_environment(environment, dict(prompt=talk) | own, seed, i, self.timeout)
             first = i - i % size
             if i > first and text != texts[first]:
                 raise ValueError(
-                    f"{type(environment).__name__} of episode {i} began with {reprlib.repr(text)} "
-                    f"and episode {first}, of the same prompt, with {reprlib.repr(texts[first])}: "
-                    "the num_generations episodes of a prompt meet the same world. Draw it from the "
-                    "argument seed of reset, or from the row's columns."
+                    f"{type(inner_of(environment)).__name__} of episode {i} began with "
+                    f"{reprlib.repr(text)} and episode {first}, of the same prompt, with "
+                    f"{reprlib.repr(texts[first])}: the num_generations episodes of a prompt meet "
+                    "the same world. Draw it from the argument seed of reset, or from the row's "
+                    "columns."
                 )
             role = getattr(environment, "role", "user")
             frame = observation_frame(talk, self.tokenizer, role, **option)
             episodes.append(Episode(environment, i, frame))
             texts.append(text)
             prompts.append(put_behind(talk, text))
-        if not any(texts):
+        told = bool(batch.get("conversations"))  # of tools, by the template
+        if not any(texts) and not (told and any("tools" in option for option in options)):
             return episodes, dict(batch)
         if not all(batch.get("as_text") or [True]):
             raise ValueError(
@@ -372,7 +382,7 @@ class Player:
         rows = encode_prompts(written, self.tokenizer)
         self.check([len(row) for row in rows])
         ids, mask = left_pad(rows, self.settings.pad_id)
-        more = dict(conversations=prompts) if batch.get("conversations") else {}
+        more = dict(conversations=prompts, settings=options) if told else {}
         return episodes, {
             **batch,
             **more,
@@ -424,5 +434,5 @@ class Player:
         play(engine, self.tokenizer, episodes, prompts, *limits)
         made = as_fields(episodes, self.tokenizer, settings, device)
         columns = begun.get("columns", {}) | info_columns(episodes)
-        environments = [episode.environment for episode in episodes]
+        environments = [inner_of(episode.environment) for episode in episodes]
         return begun, made | dict(columns=columns, environments=environments)

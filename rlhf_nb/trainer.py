@@ -129,11 +129,12 @@ class PPOTrainer(UpdateTrainer):
         value_peft_config: Any = None,  # of peft: an adapter for the value model
         optimizer_cls_and_kwargs: tuple | None = None,  # such as (torch.optim.SGD, dict(lr=0.1))
         environment_factory: Callable[[], Any] | None = None,  # makes what answers; None: one turn
+        tools: Sequence[Callable[..., Any]] = (),  # functions that the policy may call
         max_turns: int | None = None,  # None: as in args
         max_episode_length: int | None = None,  # None: as in args
     ):
         check_args(args, PPOConfig)
-        args = set_turns(args, environment_factory, max_turns, max_episode_length)
+        args = set_turns(args, environment_factory or tools or None, max_turns, max_episode_length)
         check_estimator(args, value_model=value_model, value_peft_config=value_peft_config)
         check_given(args, model, peft_config, optimizers[0])
         model = args.sft_model_path if model is None else model
@@ -165,7 +166,7 @@ class PPOTrainer(UpdateTrainer):
             optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
         )
         self.engine = make_engine(args, policy, tokenizer, self.sampling)
-        self.evaluator, self.player = Evaluator(self), make_player(environment_factory, self)
+        self.evaluator, self.player = Evaluator(self), make_player(environment_factory, self, tools)
         judges.place(self.layout)
         placed = None if self.ref_model is None else self.layout.place(self.ref_model)
         self.reference = Reference(lambda: self.policy, args.ref_adapter_name, placed)

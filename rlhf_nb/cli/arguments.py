@@ -16,7 +16,9 @@ class DataArguments:
     dataset_name: str | None = setting(
         None,
         "A name on the hub, a folder of save_to_disk, a .json, .jsonl, .csv or .parquet file, or "
-        "an embedded set: mini_tldr, everyday_requests.",
+        "an embedded set: mini_tldr, everyday_requests, guess_number; or a task of reasoning-gym, "
+        "which scores its answers itself: reasoning_gym:spell_backward, or with settings "
+        "reasoning_gym:spell_backward:max_word_len=5,size=1000.",
     )
     dataset_config: str | None = setting(None, "Configuration of a data set on the hub.")
     dataset_test_split: str = setting(
@@ -127,6 +129,12 @@ class PPOModelArguments(TrainModelArguments):
         None,
         "module:function or file.py:function, called with prompts, responses and the data set's "
         "columns; or gold, sentiment. Several are added up (--reward_weights).",
+    )
+    environment: str | None = setting(
+        None,
+        "What answers, in episodes of several turns (--max_turns): guess_number or walk, with "
+        "settings guess_number:n=15,turns=4; or module:Class or file.py:Class, made anew for each "
+        "episode, with reset(**row) and step(action), or with methods that are tools.",
     )
     engine: str | None = setting(
         None,

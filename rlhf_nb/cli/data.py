@@ -6,6 +6,7 @@ import bz2
 import gzip
 import lzma
 import os
+import random
 import re
 import textwrap
 from collections import deque
@@ -31,14 +32,16 @@ from rlhf_nb.base.encoding import check_turns
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.files import read_jsonl
 from rlhf_nb.cli.arguments import DataArguments, TrainDataArguments
+from rlhf_nb.cli.environments import read_settings
 from rlhf_nb.real import everyday_requests
 from rlhf_nb.reward import decided_pairs
 from rlhf_nb.training.model_loading import drop_long_rows
+from rlhf_nb.training.tasks import task_rows
 from rlhf_nb.world import edit_pairs, mini_tldr
 
 KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 UNPACK: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-EMBEDDED = ("mini_tldr", "everyday_requests")
+EMBEDDED = ("mini_tldr", "everyday_requests", "guess_number")
 FIXES = dict(  # of a file that cannot be read
     json="fix the JSON, or write the file again with pandas' to_json",
     csv="quote fields that hold commas or line breaks, or write the file with pandas' to_csv",
@@ -46,10 +49,20 @@ FIXES = dict(  # of a file that cannot be read
 )
 
 
+def beginners_guesses(n: int = 15, rows: int = 3_000, seed: int = 0) -> DatasetDict:
+    "Prompts of guess_number, with a number drawn blindly as completion: data for an SFT start."
+    prompt = f"Guess a number from 1 to {n}: low, high or right?"
+    draw = random.Random(seed)
+    data = [dict(prompt=prompt, completion=f" {draw.randint(1, n)}") for _ in range(rows)]
+    return DatasetDict(train=Dataset.from_list(data), test=Dataset.from_list(data[:n]))
+
+
 def load_embedded(name: str, seed: int, splits: Sequence[str]) -> DatasetDict:
     "An embedded data set. Of a split `name[:n]` the first n rows are made, and no more."
     if name == "everyday_requests":
         return everyday_requests()
+    if name == "guess_number":
+        return beginners_guesses(seed=seed)
     sizes = dict(train=24_000, validation=1_000, test=2_000)
     parts = [re.fullmatch(r"(\w+?)(?:\[:(\d+)\])?", split) for split in splits]
     if splits and all(parts):
@@ -110,6 +123,10 @@ def load_rows(
             "--dataset_name is missing: give a name on the hub, a folder, a file, or "
             f"{' or '.join(EMBEDDED)}."
         )
+    if name.startswith("reasoning_gym:"):
+        _, task, *more = name.split(":", 2)
+        found = read_settings(f"--dataset_name {name}", *more)
+        return task_rows(task, **dict(seed=seed) | found)
     if name in EMBEDDED:
         return load_embedded(name, seed, splits)
     path = Path(name)

@@ -14,6 +14,7 @@ from rlhf_nb.cli.data import (
     drop_long,
     splits_of,
 )
+from rlhf_nb.cli.environments import load_environment
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import (
     adapter_config,
@@ -26,6 +27,7 @@ from rlhf_nb.cli.plan import dry_run
 from rlhf_nb.cli.ppo_models import (
     check_critic,
     check_judges,
+    own_reward,
     policy_name,
     reference_of,
     reward_tokenizer_of,
@@ -42,9 +44,11 @@ ABOUT = About(
     usage="ppo [--config FILE] [--OPTION VALUE ...]",
     text="Proximal policy optimisation of a language model. It needs a data set with the column "
     "prompt, a policy, and something that scores its answers: a reward model "
-    "(--reward_model_path), functions (--reward_function), or both. With --save_rollouts every "
+    "(--reward_model_path), functions (--reward_function), or an environment that answers "
+    "turn by turn and pays (--environment); several are added up. With --save_rollouts every "
     "update's episodes are kept for `rlhf-nb view`. " + TRAINED,
     examples=(
+        "rlhf-nb ppo --config guess_number.yaml --environment guess_number:n=15,turns=3",
         "rlhf-nb ppo --config mini_tldr.yaml --kl_coef 0.02 --output_dir runs/ppo",
         "rlhf-nb launch --config_file zero2.yaml -m rlhf_nb.cli ppo --config tldr_pythia_1b.yaml",
     ),
@@ -60,6 +64,7 @@ ABOUT = About(
             "max_prompt_length",
         ),
         "responses": ("response_length", "temperature", "stop_token", "missing_eos_penalty"),
+        "turns": ("environment", "max_turns", "max_episode_length"),
         "training": (
             "total_episodes",
             "learning_rate",
@@ -78,8 +83,8 @@ ABOUT = About(
     required={
         "dataset_name": "required",
         "model_name_or_path": "required",
-        "reward_model_path": "required, or --reward_function",
-        "reward_function": "required, or --reward_model_path",
+        "reward_model_path": "required, or --reward_function or --environment",
+        "reward_function": "required, or --reward_model_path or --environment",
     },
     help=TRAINER_HELP
     | {
@@ -98,11 +103,13 @@ def ppo_parser() -> Parser:
 
 def trainer_of(data: TrainDataArguments, models: PPOModelArguments, args: PPOConfig) -> PPOTrainer:
     "The trainer that the options describe. Raises ValueError and OSError on wrong ones."
+    own_reward(models, data.dataset_name)
     check_critic(models, args)
     check_judges(models, args)
     if models.engine and args.use_vllm:
         raise ValueError("--engine and --use_vllm both say who samples: leave one of them out.")
     make_engine = load_function("--engine", models.engine) if models.engine else None
+    factory = load_environment(models.environment) if models.environment else None
     name = policy_name(models.model_name_or_path, args.sft_model_path)
     given = "model_name_or_path" if name == models.model_name_or_path else "sft_model_path"
     models.model_name_or_path = models.model_name_or_path or name
@@ -120,13 +127,14 @@ def trainer_of(data: TrainDataArguments, models: PPOModelArguments, args: PPOCon
         tokenizer,
         policy,
         reference_of(models, name),
-        judges,
+        judges or None,
         train_dataset=drop_long(train, tokenizer, data.max_prompt_length),
         eval_dataset=test and drop_long(test, tokenizer, data.max_prompt_length),
         value_model=value_model_of(models, judges, policy, args),
         reward_processing_class=reward_tokenizer_of(models),
         peft_config=adapter_config(models, "CAUSAL_LM", models.use_peft),
         value_peft_config=adapter_config(models, "SEQ_CLS", models.value_use_peft),
+        environment_factory=factory,
     )
     if make_engine is not None:
         trainer.engine = make_engine(trainer.args, trainer.pair.policy, tokenizer)

@@ -41,13 +41,18 @@ def policy_name(model_name_or_path: str | None, sft_model_path: str) -> str:
     return model_name_or_path
 
 
-def has_reward_model(reward_model_path: str, reward_function: list[str] | None) -> bool:
-    "False: reward functions alone. Raises ValueError where there is neither."
+def has_reward_model(
+    reward_model_path: str,
+    reward_function: list[str] | None,
+    environment: str | None = None,  # pays too
+) -> bool:
+    "False: reward functions or an environment alone. Raises ValueError where there is neither."
     given = reward_model_path != DEFAULTS["reward_model_path"]
-    if not given and not reward_function:
+    if not given and not reward_function and not environment:
         raise ValueError(
             "--reward_model_path is missing: give a reward model, such as the folder of `rlhf-nb "
-            f"reward`, or a --reward_function ({', '.join(REWARDS)}, or module:function)."
+            f"reward`, or a --reward_function ({', '.join(REWARDS)}, or module:function), "
+            "or an --environment."
         )
     return given
 
@@ -58,12 +63,18 @@ def check_judges(
 ) -> None:
     "Raises ValueError on reward models that do not go together, before one is loaded."
     check_ensemble(args)
-    given = has_reward_model(args.reward_model_path, models.reward_function)
+    given = has_reward_model(args.reward_model_path, models.reward_function, models.environment)
     if models.reward_ensemble and not given:
         raise ValueError("--reward_ensemble adds to --reward_model_path: give that too.")
     if ensemble := ensemble_of(args):
         members = given + len(models.reward_ensemble or [])
         ensemble.check((args.reward_weights or [1.0] * members)[:members])
+
+
+def own_reward(models: PPOModelArguments, dataset_name: str | None) -> None:
+    "A data set of reasoning-gym pays by its own scorer, where no other functions are named."
+    if (dataset_name or "").startswith("reasoning_gym:"):
+        models.reward_function = models.reward_function or ["reasoning_gym"]
 
 
 def in_dtype(model: Any, models: PPOModelArguments) -> Any:
@@ -74,7 +85,8 @@ def in_dtype(model: Any, models: PPOModelArguments) -> Any:
 def scorers(models: PPOModelArguments, args: PPOConfig) -> list[Any]:
     "Reward model and reward functions, in this order: that of reward_weights."
     loaded = []
-    needs_model = has_reward_model(args.reward_model_path, models.reward_function)
+    pays = models.reward_function, models.environment
+    needs_model = has_reward_model(args.reward_model_path, *pays)
     functions = [load_reward_function(name) for name in models.reward_function or []]
     if needs_model:
         with require_name("--reward_model_path", args.reward_model_path):
@@ -101,7 +113,7 @@ def value_model_of(
     if not ESTIMATORS[args.advantage_estimator].critic:
         return value
     from_reward = (
-        isinstance(scorers[0], Module)
+        isinstance(next(iter(scorers), None), Module)
         and models.reward_tokenizer_name_or_path is None
         and args.reward_level == "response"
     )  # the same tokens mean the same to both

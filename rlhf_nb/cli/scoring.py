@@ -17,6 +17,7 @@ from typing import Any
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.real import Sentiment
 from rlhf_nb.tldr import gold_judge
+from rlhf_nb.training.tasks import task_points
 
 
 def gold_points(
@@ -37,6 +38,7 @@ def gold_points(
 REWARDS: dict[str, Callable[[], Callable[..., list[float]]]] = {
     "gold": lambda: gold_points,
     "sentiment": Sentiment,
+    "reasoning_gym": lambda: task_points,
 }  # every other by module:function
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlhf_nb.base.encoding import template_settings
@@ -9,6 +10,7 @@ from rlhf_nb.base.fields import check_fields
 from rlhf_nb.base.opened import unwrap
 from rlhf_nb.playing import Player
 from rlhf_nb.training.prompts import sets_of
+from rlhf_nb.training.tools import ToolEnvironment
 
 
 def set_turns(
@@ -48,10 +50,11 @@ def set_turns(
 def make_player(
     factory: Any,  # of environments; None: of one turn
     trainer: Any,  # PPOTrainer, with its data
+    tools: Sequence[Callable[..., Any]] = (),  # functions that the policy may call
 ) -> Player | None:
     """Who plays the episodes of a run; None where nothing answers. Raises ValueError now, and not
     in the first rollout, where a conversation cannot go on."""
-    if factory is None:
+    if factory is None and not tools:
         return None
     args, reader, settings = trainer.args, trainer.prompts, trainer.sampling_settings
     configs = (unwrap(model).config.get_text_config() for _, model in reader.models)
@@ -59,7 +62,16 @@ def make_player(
     positions = min((x for x in known if x), default=None)
     limits = args.max_turns, args.max_episode_length, positions, args.environment_timeout
     group = args.num_generations
-    player = Player(factory, reader.tokenizer, settings, *limits, reader.check_lengths, group)
+    factory = (lambda: None) if factory is None else factory
+    more = reader.check_lengths, group, tools
+    player = Player(factory, reader.tokenizer, settings, *limits, *more)
+    environment = player.make()
+    no_pay = isinstance(environment, ToolEnvironment) and not hasattr(environment, "get_reward")
+    if no_pay and not trainer.judges.given:
+        raise ValueError(
+            f"{environment.inner!r} has no get_reward, and there is no reward_model: give one of "
+            "them, such as a function of prompts, responses and environments."
+        )
     for data in (trainer.train_dataset, *sets_of(trainer.eval_dataset).values()):
         if data is not None and "prompt" in data.column_names:
             player.try_frame(data[0]["prompt"], template_settings(data[0]))
