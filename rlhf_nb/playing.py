@@ -359,7 +359,8 @@ class Player:
                     f"{type(inner_of(environment)).__name__} of episode {i} began with "
                     f"{reprlib.repr(text)} and episode {first}, of the same prompt, with "
                     f"{reprlib.repr(texts[first])}: the num_generations episodes of a prompt meet "
-                    "the same world. Draw it from the argument seed of reset, or from a column."
+                    "the same world. Draw it from the argument seed of reset, or from the row's "
+                    "columns."
                 )
             role = getattr(environment, "role", "user")
             frame = observation_frame(talk, self.tokenizer, role, **option)

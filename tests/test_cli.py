@@ -228,6 +228,7 @@ RECIPES = {
     "mini_tldr": SETTINGS,
     "tldr_pythia_1b": SETTINGS,
     "dummy": ("ppo",),
+    "guess_number": ("sft", "ppo"),
     "smollm2_positive": ("ppo",),
     "smollm2_learnt": ("reward", "ppo"),
 }

@@ -10,6 +10,7 @@ import torch
 from small_models import small_model
 from small_runs import QUIET, RUN
 
+from rlhf_nb.cli.demo_run import STARTING_MODEL
 from rlhf_nb.cli.environments import load_environment
 from rlhf_nb.cli.ppo import ppo_command, ppo_parser, trainer_of
 from rlhf_nb.cli.sft import sft_command
@@ -23,6 +24,11 @@ from rlhf_nb.training.model_loading import train_bpe_tokenizer
 from rlhf_nb.training.prompts import as_batch
 from rlhf_nb.training.tools import ToolEnvironment
 
+REFUSED = (
+    ("<tool_call>", "[TOOL_CALLS]", "Hermes form alone"),
+    ("{% if tools %}", "{% if false %}", "does not show the tools"),
+    ("| tojson }}\n</tool_call>", "}}\n</tool_call>", "Hermes form alone"),
+)
 QWEN = (  # tools in the first turn, calls as JSON between tags, observations in a user's turn
     "{% if tools %}<eos>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<eos>\n{% endif %}"
     "{% for m in messages %}[{{ 'user' if m.role == 'tool' else m.role }}]\n"
@@ -43,29 +49,22 @@ class Counter:
         return " now"
 
     def add(self, n: int) -> int:
-        """
-        Add to the count.
+        """Add to the count.
 
         Args:
-            n: what is added
-        """
+            n: what is added"""
         self.count += n
         return self.count
 
     def get_reward(self) -> float:
         return self.count / 10
 
-    def _hidden(self):
-        raise AssertionError
-
 
 def double(x: int) -> int:
-    """
-    Twice a number.
+    """Twice a number.
 
     Args:
-        x: the number
-    """
+        x: the number"""
     return 2 * x
 
 
@@ -136,8 +135,7 @@ def test_get_reward_is_paid_at_max_turns():
         ("<tool_call>{", "JSONDecodeError"),
         ('<tool_call>["add"]</tool_call>', "write <tool_call>"),
         ('<tool_call>{"name": "add", "arguments": 3}</tool_call>', "write <tool_call>"),
-        (hermes("_hidden"), "no tool '_hidden': there are add"),
-        (hermes("reset"), "no tool 'reset'"),
+        (hermes("reset"), "no tool 'reset': there are add"),
         (hermes("add", m=1), "missing a required argument: 'n'"),
         (hermes("add", n="two"), "unsupported operand"),
         (f"<think>{hermes('add', n=9)}</think>" + hermes("add", n=1), "1\n</tool_response>"),
@@ -161,14 +159,7 @@ def test_tools_beside_and_instead_of_an_environment(factory):
 
 
 # catches: a template of another family that is taken, one without tools, an undescribed tool
-@pytest.mark.parametrize(
-    "old, new, message",
-    [
-        ("<tool_call>", "[TOOL_CALLS]", "Hermes form alone"),
-        ("{% if tools %}", "{% if false %}", "does not show the tools"),
-        ("| tojson }}\n</tool_call>", "}}\n</tool_call>", "Hermes form alone"),
-    ],
-)
+@pytest.mark.parametrize("old, new, message", REFUSED)
 def test_other_forms_are_refused_by_name(old, new, message):
     tokenizer = qwen()
     settings = Sampling(4, tokenizer.pad_token_id, (tokenizer.eos_token_id,))
@@ -236,7 +227,7 @@ def test_the_recipe_of_guess_number_runs(tmp_path, monkeypatch, capsys):
     log = json.loads((tmp_path / "runs/guess_number/ppo/trainer_state.json").read_text())
     last = next(x for x in log["log_history"] if "turns/return" in x)
     assert 3 < last["turns/per_episode"] <= 4 and 0.05 < last["turns/info/won"] < 0.6
-    assert last["turns/terminated"] == 1 and last["turns/stopped"] == 0  # a word is a turn
+    assert last["turns/terminated"] == 1 and last["turns/tokens"] == 1  # a word is a turn
 
 
 # catches: scores of another question, settings that are dropped, a missing package without its name
@@ -259,10 +250,7 @@ def test_tasks_of_reasoning_gym(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="foo.*Its settings are .*max_word_len"):
         tasks.task_rows("spell_backward", foo=1)
     monkeypatch.chdir(tmp_path)
-    name = "reasoning_gym:spell_backward:size=120,max_word_len=4"
-    from rlhf_nb.cli.demo_run import STARTING_MODEL
-
+    name = "reasoning_gym:spell_backward:size=9"
     words = ["--dataset_name", name, "--model_name_or_path", str(STARTING_MODEL), "--use_cpu"]
-    data, models, args = ppo_parser().settings(words)
-    trainer = trainer_of(data, models, args)
-    assert [*trainer.judges.functions] == ["task_points"] and len(trainer.train_dataset) == 120
+    trainer = trainer_of(*ppo_parser().settings(words))
+    assert [*trainer.judges.functions] == ["task_points"] and len(trainer.train_dataset) == 9

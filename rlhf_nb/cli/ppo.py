@@ -48,7 +48,6 @@ ABOUT = About(
     "turn by turn and pays (--environment); several are added up. With --save_rollouts every "
     "update's episodes are kept for `rlhf-nb view`. " + TRAINED,
     examples=(
-        "rlhf-nb ppo --config guess_number.yaml --environment guess_number:n=15,turns=3",
         "rlhf-nb ppo --config mini_tldr.yaml --kl_coef 0.02 --output_dir runs/ppo",
         "rlhf-nb launch --config_file zero2.yaml -m rlhf_nb.cli ppo --config tldr_pythia_1b.yaml",
     ),
@@ -63,8 +62,14 @@ ABOUT = About(
             "dataset_train_split",
             "max_prompt_length",
         ),
-        "responses": ("response_length", "temperature", "stop_token", "missing_eos_penalty"),
-        "turns": ("environment", "max_turns", "max_episode_length"),
+        "responses": (
+            "response_length",
+            "temperature",
+            "stop_token",
+            "missing_eos_penalty",
+            "environment",
+            "max_turns",
+        ),
         "training": (
             "total_episodes",
             "learning_rate",
@@ -90,6 +95,7 @@ ABOUT = About(
     | {
         "reward_model_path": "The reward model: a name on the hub, or a folder.",
         "model_name_or_path": "The policy to start from: a name on the hub, or a folder.",
+        "environment": "What answers: guess_number:n=15,turns=4, walk, or file.py:Class.",
         "stop_token": "eos: a response ends at the tokenizer's EOS token.",
         "per_device_train_batch_size": "Responses in one forward and backward pass on each device.",
     },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,8 +69,8 @@ def make_player(
     no_pay = isinstance(environment, ToolEnvironment) and not hasattr(environment, "get_reward")
     if no_pay and not trainer.judges.given:
         raise ValueError(
-            f"{reprlib.repr(environment.inner)} has no get_reward, and there is no reward_model: "
-            "give one of them, such as a function of prompts, responses and environments."
+            f"{environment.inner!r} has no get_reward, and there is no reward_model: give one of "
+            "them, such as a function of prompts, responses and environments."
         )
     for data in (trainer.train_dataset, *sets_of(trainer.eval_dataset).values()):
         if data is not None and "prompt" in data.column_names:
