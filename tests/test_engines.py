@@ -184,6 +184,8 @@ def test_it_sleeps_between_rollouts(vllm, policy, letters):
         engine.llm.calls
         == "reload_weights generate sleep wake_up reload_weights generate sleep".split()
     )
+    engine.generate(*prompts(), Sampling(3, 0))  # the same weights once more
+    assert engine.llm.calls[-3:] == ["wake_up", "generate", "sleep"]
 
 
 # ---- Answers that do not fit the request ----

@@ -307,6 +307,14 @@ def test_what_is_given_stays_as_it_was():
     assert (repr(lora), config.to_dict()) == before
 
 
+# catches: bytes that are called GiB, in the sentence or in the table
+def test_the_verdict_and_the_table_are_in_gib():
+    plan = plan_on("alone", gpu_memory=80.0)
+    peak = plan.peak / 2**30
+    assert f" {peak:.1f} GiB" in plan.verdict and f"; {80 - peak:.1f} of 80" in plan.verdict
+    assert plan.frame().loc["sum"].max() == pytest.approx(peak)
+
+
 def test_what_cannot_be_is_refused():
     for wrong, said in (
         (dict(layout="zero4"), "give one of alone"),
