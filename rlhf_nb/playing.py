@@ -350,8 +350,8 @@ class Player:
                 raise ValueError(
                     f"{type(environment).__name__} of episode {i} began with {reprlib.repr(text)} "
                     f"and episode {first}, of the same prompt, with {reprlib.repr(texts[first])}: "
-                    "the num_generations episodes of a prompt meet the same world. Draw it from the "
-                    "argument seed of reset, or from the row's columns."
+                    "the num_generations episodes of a prompt meet the same world. Draw it from "
+                    "the argument seed of reset, or from the row's columns."
                 )
             role = getattr(environment, "role", "user")
             frame = observation_frame(talk, self.tokenizer, role, **option)
