@@ -356,18 +356,11 @@ class Player:
             first = i - i % size
             if i > first and text != texts[first]:
                 raise ValueError(
-<<<<<<< HEAD
                     f"{type(inner_of(environment)).__name__} of episode {i} began with "
                     f"{reprlib.repr(text)} and episode {first}, of the same prompt, with "
                     f"{reprlib.repr(texts[first])}: the num_generations episodes of a prompt meet "
                     "the same world. Draw it from the argument seed of reset, or from the row's "
                     "columns."
-=======
-                    f"{type(environment).__name__} of episode {i} began with {reprlib.repr(text)} "
-                    f"and episode {first}, of the same prompt, with {reprlib.repr(texts[first])}: "
-                    "the num_generations episodes of a prompt meet the same world. Draw it from "
-                    "the argument seed of reset, or from the row's columns."
->>>>>>> turns-page
                 )
             role = getattr(environment, "role", "user")
             frame = observation_frame(talk, self.tokenizer, role, **option)
