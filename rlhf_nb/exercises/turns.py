@@ -202,8 +202,8 @@ TURN_GAE = Exercise(
             "advantages[b][own] = later + value",
         ),
         "An episode inherits from the one before it: begin each row with nothing.": (
-            "    for b in range(len(rewards)):\n        later = after = 0.0\n",
-            "    later = after = 0.0\n    for b in range(len(rewards)):\n",
+            "    for b in range(len(rewards)):\n        later = after = torch.zeros(())\n",
+            "    later = after = torch.zeros(())\n    for b in range(len(rewards)):\n",
         ),
         "That is GAE of tokens: here a turn is one step, however long it is.": (
             "for k in reversed(turn[b][chosen[b]].unique())",
