@@ -130,9 +130,9 @@ def everywhere_values(*rows: Any, chosen: Any = None, **more: Any) -> Any:
     return response_values(*rows, **more)
 
 
-def loss_everywhere(now: Any, r: Any, cfg: Any, value_only: bool, *weights: Any) -> Any:
+def loss_everywhere(now: Any, r: Any, cfg: Any, **how: Any) -> Any:
     "The policy's loss on its own tokens, the value model's on all."
-    loss, logged = ppo_loss(now._replace(values=None), r, cfg, value_only, *weights)
+    loss, logged = ppo_loss(now._replace(values=None), r, cfg, **how)
     share = r.chosen.sum() / r.mask.sum()
     value = value_loss(now.values, r.values, r.returns, r.mask, cfg.cliprange_value) * share
     zero = torch.zeros(())

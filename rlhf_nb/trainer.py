@@ -339,9 +339,8 @@ class PPOTrainer(UpdateTrainer):
             micro_batch, last = r.select(part), i == len(parts) - 1
             with self.layout.accumulate(model, last):
                 now = self.forward(model, micro_batch, entropy, detach=warming)
-                loss, logged = ppo_loss(
-                    now, micro_batch, objective, warming, weights[part], value_weight
-                )
+                how = dict(weights=weights[part], value_weight=value_weight)
+                loss, logged = ppo_loss(now, micro_batch, objective, value_only=warming, **how)
                 if not torch.isfinite(loss):
                     self.optimizer.zero_grad()
                     raise FloatingPointError(

@@ -219,7 +219,8 @@ def test_what_is_brought_along_is():
 
 def test_every_import_is_asked_for():
     cfg = settings()
-    asked = cfg["requirements"], f"{cfg['peft_requirements']} {cfg['real_requirements']}"
+    extras = (cfg[f"{name}_requirements"] for name in ("peft", "real", "tasks"))
+    asked = cfg["requirements"], " ".join(extras)
     missing = {
         path.relative_to(ROOT).as_posix(): names
         for path in (ROOT / LIB).rglob("*.py")

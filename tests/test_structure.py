@@ -204,6 +204,7 @@ BROAD = ("Exception", "BaseException", "builtins.Exception", "builtins.BaseExcep
 HANDED_ON = {  # handlers of any error that do not raise it, and what they do with it
     "diagnose/checks.py measure": "it is what the rung finds, which has failed",
     "exercises/values.py attempt": "it is the outcome of a learner's program, and is compared",
+    "training/tools.py call": "the policy reads it, as what the tool answered",
     "ui/dashboard.py draw": "it is logged and shown; a dashboard must not end a training run",
     "ui/dashboard.py train": "it came up in a thread, and wait() raises it",
 }
