@@ -188,6 +188,7 @@ class Answers:
     settings: Sequence[Mapping[str, Any]] = ()  # of the chat template, for each prompt
     ids: Sequence[list[int]] = ()  # prompts and answers as the policy reads and writes them
     lengths: Sequence[int] = ()  # of the answers in those ids
+    environments: Sequence[Any] = ()  # of each answer, if something answered it
 
     @property
     def given(self) -> Sequence[Turns]:
@@ -205,7 +206,7 @@ class Answers:
             stop = [tokenizer.eos_token_id]
             both = zip(plain_ids(self.texts, tokenizer), self.stopped)
             ids = [row + stop * (ended or not row) for row, ended in both]
-        return Written(self.texts, ids, tokenizer)
+        return Written(self.texts, ids, tokenizer, self.environments)
 
     def split_tokens(self, tokenizer: PreTrainedTokenizerBase) -> tuple[list[list[int]], Written]:
         "The ids of the prompts, and the tokens of the answers behind them."

@@ -383,13 +383,8 @@ class Player:
         self.check([len(row) for row in rows])
         ids, mask = left_pad(rows, self.settings.pad_id)
         more = dict(conversations=prompts, settings=options) if told else {}
-        return episodes, {
-            **batch,
-            **more,
-            "prompt": written,
-            "prompt_ids": ids,
-            "prompt_mask": mask,
-        }
+        made = dict(prompt=written, prompt_ids=ids, prompt_mask=mask)
+        return episodes, dict(batch) | more | made
 
     def seeds(self, places: Iterable[int], *key: int) -> list[int]:
         "Of the worlds of some prompts."

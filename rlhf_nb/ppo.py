@@ -100,6 +100,7 @@ def with_advantages(
         rewards=rewards,
         returns=returns_from(targets, r.values, r.mask),
         advantages=whiten(advantages * r.mask, r.mask, reduce=reduce),
+        valued=None,  # V has a target on each token
     )
 
 

@@ -134,7 +134,7 @@ class PPOTrainer(UpdateTrainer):
         max_episode_length: int | None = None,  # None: as in args
     ):
         check_args(args, PPOConfig)
-        args = set_turns(args, environment_factory or tools or None, max_turns, max_episode_length)
+        set_turns(args, environment_factory or tools or None, max_turns, max_episode_length)
         check_estimator(args, value_model=value_model, value_peft_config=value_peft_config)
         check_given(args, model, peft_config, optimizers[0])
         model = args.sft_model_path if model is None else model
@@ -503,7 +503,7 @@ class Evaluator:
         answers = self.sample(columns, data, progress)
         scores = self.score(data, columns, answers)
         shown = [*map(turns_text, columns.get("prompt", ()))] or answers.prompts
-        scored = replace(answers, prompts=shown, ids=[], scores=scores)
+        scored = replace(answers, prompts=shown, ids=[], environments=[], scores=scores)
         return join_ranks(gather_object([scored])) if shared else scored
 
     def play(self, player: Any, data: Dataset, progress: bool) -> Completions:
@@ -528,7 +528,7 @@ class Evaluator:
         "One answer to each prompt."
         rows = len(data)
         t = self.trainer
-        if not self.own_sampler:
+        if not self.own_sampler and t.player is None:  # who plays does it
             t.engine.sync(t.policy)
         with t.sampling() if self.own_sampler else nullcontext():
             if not rows:  # there may be fewer than ranks
@@ -565,6 +565,7 @@ class Evaluator:
             settings=settings_of(columns),
             ids=answers.ids,
             lengths=answers.lengths,
+            environments=answers.environments,
         )
         scores = self.trainer.judges.score_answers(texts, self.trainer.processing_class).tolist()
         return [score + paid for score, paid in zip_longest(scores, answers.returns, fillvalue=0.0)]

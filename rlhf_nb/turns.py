@@ -43,12 +43,12 @@ def put_back(
 
 def put_fields_back(
     r: Rollout,  # of any number of turns
-    **made: Tensor | None,  # fields of the record that `keep_chosen` makes of it; None: not set
+    **made: Tensor | None,  # fields of the record that `keep_chosen` makes of it
 ) -> Rollout:  # the whole record, with these fields
     "What the algorithm found out, put on the tokens that it is about."
-    if r.chosen is None:
+    if (chosen := r.chosen) is None:
         return r.with_(**made)
-    return r.with_(**{k: put_back(x, r.chosen) for k, x in made.items() if x is not None})
+    return r.with_(**{k: None if x is None else put_back(x, chosen) for k, x in made.items()})
 
 # %% ../nbs/course/15_turns.ipynb #fe73db33
 def keep_chosen(

@@ -17,7 +17,7 @@ from .estimators import ESTIMATORS, Reduce
 from .losses import explained_variance, mismatch
 from .packing import last_token, on_tokens, score_sums
 from .rollout import Rollout
-from .turns import keep_chosen, pick_chosen
+from .turns import keep_chosen
 
 # %% auto #0
 __all__ = ['STOP_REASONS', 'Objective', 'objective_at', 'charge', 'Metrics', 'update_metrics', 'engine_metrics']
@@ -293,10 +293,9 @@ def engine_metrics(
     largest: Reduce = lambda x: x,  # the largest of the ranks' numbers
 ) -> dict[str, float]:
     "Means over the tokens of all ranks, and the largest weight."
-    if r.chosen is not None:
-        engine_logprobs = pick_chosen(engine_logprobs, r.chosen)
-    r = keep_chosen(r)
-    sums = mismatch(r.logprobs, engine_logprobs, r.mask, cap)
+    r = keep_chosen(r.with_(engine_logprobs=engine_logprobs))
+    drawn: Any = r.engine_logprobs
+    sums = mismatch(r.logprobs, drawn, r.mask, cap)
     most, tokens = largest(sums.pop("weight_max")), reduce(sums.pop("tokens"))
     means = {f"sampling/{name}": (reduce(x) / tokens).item() for name, x in sums.items()}
     return means | {"sampling/weight_max": most.item()}

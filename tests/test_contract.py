@@ -42,7 +42,7 @@ NEW = {  # what is new leaves the published behaviour as it was
     "save_rollouts save_start overwrite_output_dir": False,
     "vllm_max_model_length score_clip cliprange_high dual_clip target_kl": None,
     "value_learning_rate stop_strings reward_weights trim_padding micro_batch_tokens": None,
-    "resume_anyway lam_value lam_length_alpha": None,
+    "resume_anyway lam_value lam_length_alpha max_episode_length environment_timeout": None,
     "reward_level": "response",
     "step_separator": "\n",
     "vllm_gpu_memory_utilization": 0.3,
@@ -51,7 +51,7 @@ NEW = {  # what is new leaves the published behaviour as it was
     "kl_controller": "fixed",
     "entropy_coef": 0.0,
     "value_warmup_updates top_k": 0,
-    "top_p reward_variance_coef": 1.0,
+    "top_p reward_variance_coef gamma_turn": 1.0,
     "num_generations": 1,
     "reward_aggregation": "sum",
     "reward_center": "group",
@@ -59,10 +59,8 @@ NEW = {  # what is new leaves the published behaviour as it was
     "kl_in": "reward",
     "loss_aggregation": "token_mean",
     "importance_level": "token",
-    "gamma_turn": 1.0,
     "lam_turn": 0.95,
     "max_turns": 8,
-    "max_episode_length environment_timeout": None,
 }
 DEFAULTS = {name: x for names, x in (PUBLISHED | NEW).items() for name in names.split()}
 

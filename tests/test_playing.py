@@ -12,6 +12,7 @@ from test_families import tiny
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from rlhf_nb.base.frames import Frame
 from rlhf_nb.forward import Forward, PolicyAndValue
 from rlhf_nb.playing import Player
 from rlhf_nb.rollout import Rollout
@@ -135,3 +136,12 @@ def test_a_model_that_cannot_go_on_would_write_otherwise(signs, family, monkeypa
     monkeypatch.setattr(engines, "goes_on", lambda model: True)
     wrong, right = (play_all(signs, tiny(family), TEXTS, x).response_ids for x in (False, True))
     assert wrong.tolist() != right.tolist()
+
+
+# catches: a blank that a tokenizer puts in front of a text that begins
+def test_an_observation_goes_on_behind_the_stop_token():
+    inner = Tokenizer(models.WordLevel({"<e>": 0, "low": 1, "\u2581low": 2}, unk_token="<e>"))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<e>")
+    read = [Frame("<e>", "<e>").encode("low", tokenizer, stop) for stop in (0, None)]
+    assert read == [[1, 0], [0, 1, 0]] and tokenizer("low")["input_ids"] == [2]

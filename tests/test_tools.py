@@ -86,9 +86,8 @@ class Scripted:
 
     def generate(self, prompt_ids, prompt_mask, settings):
         self.read.append(self.tokenizer.decode(prompt_ids[0][prompt_mask[0].bool()]))
-        text = next(self.turns)
-        ids = [self.tokenizer(text)["input_ids"] + [settings.stop_ids[0]]] * len(prompt_ids)
-        ids, mask = right_pad(ids, settings.pad_id)
+        ids = self.tokenizer(next(self.turns))["input_ids"] + [settings.stop_ids[0]]
+        ids, mask = right_pad([ids] * len(prompt_ids), settings.pad_id)
         return Sample(ids, mask.bool(), torch.ones(len(ids), dtype=torch.bool)), None
 
 
@@ -98,8 +97,7 @@ def played(turns, factory=Counter, prompt=ASKED, tools=(), max_turns=8, **row):
     settings = Sampling(400, tokenizer.pad_token_id, (tokenizer.eos_token_id,))
     player = Player(factory, tokenizer, settings, max_turns, tools=tools)
     engine = Scripted(tokenizer, turns)
-    batch = as_batch([dict(prompt=prompt, **row)], tokenizer)
-    begun, drawn = player(engine, batch, [0])
+    begun, drawn = player(engine, as_batch([dict(prompt=prompt, **row)], tokenizer), [0])
     return drawn, begun, engine.read
 
 
@@ -113,7 +111,6 @@ def test_an_environment_of_trl_runs_unchanged():
     answer = "[user]\n<tool_response>\n7\n10\n</tool_response><eos>\n[assistant]\n"
     assert read[1].endswith("<eos>\n" + answer) and read[1].startswith(read[0] + turns[0])
     assert drawn["stop_reason"] == ["terminated"] and drawn["turn_rewards"].tolist() == [[0, 1]]
-    assert type(drawn["environments"][0]) is Counter
     assert drawn["environments"][0].row == dict(prompt=ASKED, other="x")
     assert begun["settings"][0]["tools"][0]["function"]["name"] == "add"  # as judges render it
     assert drawn["columns"]["info/calls"] == [2] and drawn["columns"]["info/call_errors"] == [0]
@@ -122,8 +119,8 @@ def test_an_environment_of_trl_runs_unchanged():
 # catches: a reward that is lost where the episode is cut off
 def test_get_reward_is_paid_at_max_turns():
     drawn, _, _ = played([hermes("add", n=4)] * 2, max_turns=2)
-    assert drawn["stop_reason"] == ["max_turns"]
-    assert drawn["turn_rewards"][0].tolist() == pytest.approx([0, 0.8])
+    paid, why = drawn["turn_rewards"][0].tolist(), drawn["stop_reason"]
+    assert paid == pytest.approx([0, 0.8]) and why == ["max_turns"]
 
 
 # catches: an exception that ends the run, an error that says nothing, a call that is open at the end
@@ -144,9 +141,8 @@ def test_get_reward_is_paid_at_max_turns():
 def test_a_wrong_call_is_an_observation(turn, said):
     drawn, _, read = played([turn, "done"])
     assert said in read[1].split("<tool_response>\n")[-1] and drawn["stop_reason"] == ["terminated"]
-    assert drawn["columns"]["info/call_errors"] == [
-        float("error" not in said and "1\n" not in said)
-    ]
+    failed = "error" not in said and "1\n" not in said
+    assert drawn["columns"]["info/call_errors"] == [float(failed)]
 
 
 # catches: functions that are not shown or not called, with and without an environment beside them
@@ -164,7 +160,6 @@ def test_other_forms_are_refused_by_name(old, new, message):
     tokenizer = qwen()
     settings = Sampling(4, tokenizer.pad_token_id, (tokenizer.eos_token_id,))
     Player(Counter, tokenizer, settings, 2).try_frame(ASKED, {})
-    assert old in QWEN
     tokenizer.chat_template = QWEN.replace(old, new)
     with pytest.raises(ValueError, match=message):
         Player(Counter, tokenizer, settings, 2).try_frame(ASKED, {})
@@ -172,10 +167,10 @@ def test_other_forms_are_refused_by_name(old, new, message):
         ToolEnvironment(None, [lambda x: x])
 
 
-def ppo(tmp_path, **given):
+def ppo(tmp_path, score_clip=None, **given):
     tokenizer = qwen()
     model = small_model("llama", vocab_size=len(tokenizer), max_position_embeddings=512)
-    args = PPOConfig(str(tmp_path), **RUN | QUIET)
+    args = PPOConfig(str(tmp_path), score_clip=score_clip, **RUN | QUIET)
     rows = [dict(prompt=ASKED, start=i) for i in range(8)]
     return PPOTrainer(args, tokenizer, model, train_dataset=rows, **given)
 
@@ -194,11 +189,14 @@ def test_reward_functions_get_the_environments(tmp_path):
     assert all(type(world) is Counter for world in seen) and len(seen) == 8
     paid = torch.tensor([1.1 * world.count for world in seen])  # the function, and get_reward
     assert torch.allclose(r.raw_scores.nan_to_num(0).reshape(8, -1).sum(1), paid)
+    assert trainer.evaluate(trainer.train_dataset)["eval_score"] >= 0 and len(seen) > 8
     assert ppo(tmp_path, tools=[double], reward_model=lambda p, r, **k: [0.0] * len(r)).step()
     with pytest.raises(ValueError, match="no get_reward"):
         ppo(tmp_path, environment_factory=type("Bare", (Counter,), dict(get_reward=property())))
     with pytest.raises(ValueError, match="leave out tools"):
         ppo(tmp_path, environment_factory=load_environment("walk"), tools=[double])
+    with pytest.raises(ValueError, match="score_clip"):
+        ppo(tmp_path, environment_factory=Counter, score_clip=1.0)
 
 
 # catches: settings that are dropped, names that are taken without a word

@@ -366,6 +366,13 @@ def test_what_went_wrong_elsewhere(fault):
     assert published is None or wrong() == pytest.approx(published, abs=1e-6)
 
 
+# catches: targets of an earlier estimator, which are left where another one has its own
+def test_another_estimator_has_its_own_targets():
+    r = of([1, 1, 0, 1, 1], scores=[0, 0, 0, 0, 1.0])
+    by_turn = estimate_advantages(r, Objective(advantage_estimator="gae_turns"))
+    assert by_turn.valued.sum() == 2 and estimate_advantages(by_turn, Objective()).valued is None
+
+
 # ---- Two turns of at most two tokens, 0 and 1, of which 1 ends a turn: seven episodes ----
 
 TURNS, OBSERVED = ([1], [0, 0], [0, 1]), {(1,): [0, 1], (0, 0): [1]}  # after 0 1 the world ends

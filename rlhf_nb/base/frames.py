@@ -29,10 +29,15 @@ class Frame:
         stop_id: int | None = None,  # the stop token that the policy wrote; None: it wrote none
     ) -> list[int]:
         "The ids that follow an answer, up to where the policy goes on."
-        before = self.before
-        if stop_id is not None:  # what the policy wrote of the mark is not written again
-            before = before.removeprefix(str(tokenizer.decode([stop_id])))
-        return plain_ids([before + observation + self.after], tokenizer)[0]
+        text = self.before + observation + self.after
+        if stop_id is not None and self.before:
+            mark = str(tokenizer.decode([stop_id]))  # the policy wrote it
+            text = text.removeprefix(mark)
+            # read behind it: some tokenizers put a blank in front of a text that begins
+            (ids,) = plain_ids([mark + text], tokenizer)
+            if ids[0] == stop_id:
+                return ids[1:]
+        return plain_ids([text], tokenizer)[0]
 
 
 def observation_frame(

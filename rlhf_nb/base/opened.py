@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -112,16 +112,23 @@ def _probe_cache(
     model: Any, inner: PreTrainedModel, gap: Callable[[Any, bool], float]
 ) -> tuple[bool, bool]:
     "Whether a model is sampled with a cache, and whether it mixes rows that lie end to end."
+    with _exactly(model, inner) as limit:
+        cached = _try_cache(partial(gap, model), limit, type(inner).__name__)
+        return cached, reads_end_to_end(inner) and not _rows_apart(inner)
+
+
+@contextmanager
+def _exactly(model: Any, inner: PreTrainedModel) -> Iterator[float]:
+    "Inside, a model is in eval and, where it can be, in float32; yields what rounding may add."
     weight, was_training = next(model.parameters()), model.training
     flash = "flash" in str(getattr(inner.config, "_attn_implementation", ""))
     fine = weight.itemsize >= 4 and not flash
     model.eval()  # a layer that recomputes its activations refuses a cache while it trains
-    with torch.autocast(weight.device.type, enabled=False) if fine else nullcontext():
-        limit = ROUNDING if fine else COARSE_ROUNDING
-        cached = _try_cache(partial(gap, model), limit, type(inner).__name__)
-        mixes = reads_end_to_end(inner) and not _rows_apart(inner)
-    model.train(was_training)
-    return cached, mixes
+    try:
+        with torch.autocast(weight.device.type, enabled=False) if fine else nullcontext():
+            yield ROUNDING if fine else COARSE_ROUNDING
+    finally:
+        model.train(was_training)
 
 
 WINDOWS = "sliding_window", "attention_chunk_size", "window_size"  # the last of GPT-Neo
@@ -144,18 +151,13 @@ def continues_cache(model: Any, gap: Callable[[Any], float]) -> bool:
 
 def _probe_turns(model: Any, inner: PreTrainedModel, gap: Callable[[Any], float]) -> bool:
     "Whether a second turn has the logits of reading everything again, logged."
-    weight, was_training = next(model.parameters()), model.training
-    flash = "flash" in str(getattr(inner.config, "_attn_implementation", ""))
-    fine = weight.itemsize >= 4 and not flash
-    model.eval()
-    with torch.autocast(weight.device.type, enabled=False) if fine else nullcontext():
+    with _exactly(model, inner) as limit:
         try:
             apart = gap(model)
         except FAILURES as error:
             apart = math.inf
             logger.info(f"{type(inner).__name__}: {type(error).__name__}: {error}")
-    model.train(was_training)
-    if apart > (limit := ROUNDING if fine else COARSE_ROUNDING):
+    if apart > limit:
         logger.warning(
             f"{type(inner).__name__}: a second turn cannot go on from the cache of the first "
             f"(logits {apart:.2f} standard deviations off, limit {limit}): contexts are read again "

@@ -36,6 +36,7 @@ class Completions:
     turns: list[int] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)  # what it paid, over all turns
     ends: list[str] = field(default_factory=list)  # why each episode ended
+    environments: list[Any] = field(default_factory=list)  # until the answers are scored
 
 
 def _sample_with_engine(
@@ -119,6 +120,7 @@ def as_completions(
         turns=r.turn_counts.tolist(),
         returns=r.turn_rewards.sum(1).tolist(),
         ends=r.stop_reason,
+        environments=r.environments,
     )
 
 

@@ -175,8 +175,10 @@ def synced(engine: Engine, policy: nn.Module) -> Iterator[Engine]:
     "Inside, the engine has the policy's weights, and the policy is not in training."
     policy.eval()  # a layer that recomputes its activations refuses a cache while it trains
     engine.sync(policy)
-    yield engine
-    policy.train()
+    try:
+        yield engine
+    finally:
+        policy.train()
 
 
 class Answer(NamedTuple):

@@ -9,6 +9,7 @@ from rlhf_nb.base.encoding import template_settings
 from rlhf_nb.base.fields import check_fields
 from rlhf_nb.base.opened import unwrap
 from rlhf_nb.playing import Player
+from rlhf_nb.ppo import NO_CLIP
 from rlhf_nb.training.prompts import sets_of
 from rlhf_nb.training.tools import ToolEnvironment
 
@@ -16,10 +17,11 @@ from rlhf_nb.training.tools import ToolEnvironment
 def set_turns(
     args: Any,  # PPOConfig
     factory: Any,  # of environments, or None
-    max_turns: int | None,
+    max_turns: int | None,  # as the trainer was given it; None: it was not
     max_episode_length: int | None,
-) -> Any:  # PPOConfig, with what the trainer was given
-    "Raises ValueError on turns without an environment, and on settings that turns exclude."
+) -> None:
+    """Put what the trainer was given into its settings. Raises ValueError on turns without an
+    environment, and on settings that turns exclude."""
     given = dict(max_turns=max_turns, max_episode_length=max_episode_length)
     given = {name: x for name, x in given.items() if x is not None}
     if factory is None:
@@ -30,7 +32,9 @@ def set_turns(
                 "advantage_estimator 'gae_turns' and gamma_turn are of several turns: give an "
                 "environment_factory, or take 'gae' and leave gamma_turn at 1."
             )
-        return args
+        return
+    if args.score_clip is not None:
+        raise ValueError(NO_CLIP.format(args.score_clip))
     if args.non_eos_penalty:
         raise ValueError(
             "non_eos_penalty replaces the score of a whole response, and here are several turns: "
@@ -41,10 +45,8 @@ def set_turns(
             "ds3_gather_for_generation is False, so ranks fetch weights token by token, and one "
             "whose episodes are longer would wait for ever: leave it at True with an environment."
         )
-    for name, x in given.items():
-        setattr(args, name, x)
+    vars(args).update(given)
     check_fields(args)
-    return args
 
 
 def make_player(
@@ -61,10 +63,8 @@ def make_player(
     known = [getattr(config, "max_position_embeddings", None) for config in configs]
     positions = min((x for x in known if x), default=None)
     limits = args.max_turns, args.max_episode_length, positions, args.environment_timeout
-    group = args.num_generations
-    factory = (lambda: None) if factory is None else factory
-    more = reader.check_lengths, group, tools
-    player = Player(factory, reader.tokenizer, settings, *limits, *more)
+    more = reader.check_lengths, args.num_generations, tools
+    player = Player(factory or (lambda: None), reader.tokenizer, settings, *limits, *more)
     environment = player.make()
     no_pay = isinstance(environment, ToolEnvironment) and not hasattr(environment, "get_reward")
     if no_pay and not trainer.judges.given:

@@ -196,12 +196,11 @@ def _bad_form(r: Rollout, episode: int) -> bool | None:
 
 def _turn_marks(r: Rollout, episode: int) -> list[dict[str, Any]]:
     "Where a turn, or what answers it, begins in the response, and what is said of it."
-    marks: list[dict[str, Any]] = []
-    for one in turns_told(r, episode):
-        marks.append(dict(at=one["at"], text=one["facts"], world=False))
-        if one["read"] is not None:
-            marks.append(dict(at=one["read"], text="Answer", world=True))
-    return marks
+    told = turns_told(r, episode)
+    marks = [dict(at=one["at"], text=one["facts"], world=False) for one in told]
+    worlds = [dict(at=one["read"], text="Answer", world=True) for one in told]
+    marks += [one for one in worlds if one["at"] is not None]
+    return sorted(marks, key=lambda one: one["at"])
 
 
 CHAT = re.compile(  # a turn as common chat templates write it
