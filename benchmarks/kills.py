@@ -2,10 +2,10 @@
 
     python benchmarks/kills.py
 
-Of each of the three trainers 50 tiny runs are killed: half of them at a random moment of their
-training, half while a checkpoint is being written. A run passes if what it resumes to has the same
-weights, logs, metrics file and rollouts, bit for bit, as the run left alone. Writes
-benchmarks/results/kills.json. The exit code is 1 where a run did not pass.
+Of each of the three trainers, and of PPO over turns, 50 tiny runs are killed: half of them at a
+random moment of their training, half while a checkpoint is being written. A run passes if what it
+resumes to has the same weights, logs, metrics file and rollouts, bit for bit, as the run left
+alone. Writes benchmarks/results/kills.json. The exit code is 1 where a run did not pass.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from typing import Any
 
 from common import HERE, described_parser
 
-KINDS = ("ppo", "sft", "reward")
+PPO = ("ppo", "turns")
+KINDS = (*PPO, "sft", "reward")
 TIMES = ("time/", "tokens/per_second", "eps", "train_", "total_flos")  # what two runs never share
-SAVE_STEPS = dict(ppo=2, sft=3, reward=3)
-STEPS = dict(ppo=8, sft=12, reward=12)
+SAVE_STEPS = dict(ppo=2, turns=2, sft=3, reward=3)
+STEPS = dict(ppo=8, turns=8, sft=12, reward=12)
 SHARED: dict[str, Any] = dict(
     use_cpu=True,
     report_to="none",
@@ -58,10 +59,11 @@ def tiny() -> tuple[list[str], Any, Any]:
     return prompts, tokenizer, tiny_policy(tokenizer, 0, max_position_embeddings=32, **sizes)
 
 
-def ppo_trainer(folder: str) -> Any:
-    "Five batches an epoch, so that the run crosses epochs."
+def ppo_trainer(folder: str, kind: str = "ppo") -> Any:
+    "Five batches an epoch, so that the run crosses epochs. Of turns: a world that the seed makes."
     from datasets import Dataset
 
+    from rlhf_nb.environments import guess_number
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
     prompts, tokenizer, policy = tiny()
@@ -85,7 +87,8 @@ def ppo_trainer(folder: str) -> Any:
         **SHARED,
     )
     data = Dataset.from_dict(dict(prompt=prompts))
-    return PPOTrainer(args, tokenizer, policy, reward_model=likes_a, train_dataset=data)
+    world = guess_number(15, 3, 36, ("a b", "c", "d")) if kind == "turns" else None
+    return PPOTrainer(args, tokenizer, policy, None, likes_a, data, environment_factory=world)
 
 
 def likes_a(prompts: list[str], responses: list[str], **columns: list) -> list[float]:
@@ -125,11 +128,11 @@ def train(kind: str, folder: str, resume: bool) -> None:
 
     torch.set_num_threads(1)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        trainer = ppo_trainer(folder) if kind == "ppo" else supervised_trainer(folder, kind)
+        trainer = (ppo_trainer if kind in PPO else supervised_trainer)(folder, kind)
         Path(folder, "begun").touch()
         trainer.train(resume_from_checkpoint=resume)
     trainer.save_model(f"{folder}/final")
-    if kind == "ppo":
+    if kind in PPO:
         trainer.model.value.save_pretrained(f"{folder}/final/value")
     Path(folder, "done.json").write_text(json.dumps(untimed(trainer.state.log_history)))
 
@@ -152,11 +155,11 @@ def result(kind: str, folder: Path) -> dict[str, Any]:
 
     from rlhf_nb.rollout import Rollout
 
-    parts = ("", "value") if kind == "ppo" else ("",)
+    parts = ("", "value") if kind in PPO else ("",)
     files = [folder / "final" / part / "model.safetensors" for part in parts]
     weights = [{name: x.tolist() for name, x in load_file(file).items()} for file in files]
     found = dict(weights=weights, logs=json.loads((folder / "done.json").read_text()))
-    if kind == "ppo":
+    if kind in PPO:
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         found["metrics.jsonl"] = untimed([json.loads(line) for line in lines])
         rollouts = [Rollout.load(path) for path in sorted((folder / "rollouts").iterdir())]

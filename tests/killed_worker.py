@@ -1,5 +1,5 @@
 """A PPO run on two processes in which one may be killed: python killed_worker.py FOLDER OUT MOMENT,
-where MOMENT is never, update-N or rollout-N."""
+where MOMENT is never, update-N or rollout-N. OUT with turns in its name: something answers."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from small_runs import OF_RANKS, TOLD, likes_a, untimed
 from transformers import TrainerCallback
 from worker_runs import arguments, leave
 
+from rlhf_nb.environments import guess_number
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
 folder, out, moment = Path(sys.argv[1]), Path(sys.argv[1], sys.argv[2]), sys.argv[3]
@@ -52,6 +53,9 @@ def before_forward(*_) -> None:
 
 saves = dict(save_strategy="steps", save_steps=2, gradient_accumulation_steps=1)
 how = dict(num_mini_batches=2, total_episodes=24, normalize_scores=True, kl_controller="adaptive")
+turns = dict(environment_factory=guess_number(15, 3, 36, ("a", "b", "c")), max_turns=3)
+turns = turns if "turns" in out.name else {}
+how |= dict(response_length=2) if turns else {}
 args = arguments(PPOConfig, out, **OF_RANKS | saves | how)
 trainer = PPOTrainer(
     args,
@@ -59,6 +63,7 @@ trainer = PPOTrainer(
     reward_model=likes_a,
     train_dataset=Dataset.from_dict(dict(prompt=TOLD)),
     callbacks=[Axe()],
+    **turns,
 )
 before_forward.calls = 0
 trainer.model.policy.register_forward_pre_hook(before_forward)

@@ -11,7 +11,7 @@ import transformers.training_args
 from accelerate.utils import gather_object
 from datasets import Dataset
 from small_runs import OF_RANKS, TOLD
-from worker_runs import RANK, STAGE, arguments, leave
+from worker_runs import DEEPSPEED, FSDP, RANK, STAGE, arguments, leave
 
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.training.folders import check_shared_disk
@@ -22,7 +22,7 @@ transformers.training_args.is_torch_bf16_gpu_available = lambda: True
 prompts = TOLD[:8]
 
 
-def make(out: str, bf16: bool = False, **changes) -> PPOTrainer:
+def make(out: str, bf16: bool = False, world: type | None = None, **changes) -> PPOTrainer:
     settings = OF_RANKS | dict(num_ppo_epochs=2, total_episodes=16, learning_rate=0.0)
     args = arguments(PPOConfig, folder / out, bf16=bf16, **settings | changes)
     data = Dataset.from_dict(dict(prompt=prompts))
@@ -32,7 +32,31 @@ def make(out: str, bf16: bool = False, **changes) -> PPOTrainer:
         reward_model=str(folder / "scorer"),
         train_dataset=data,
         eval_dataset=data.select(range(3)),
+        environment_factory=world,
     )
+
+
+class Ends:
+    "After one turn on rank 0, after four on rank 1."
+
+    def reset(self) -> None:
+        self.left = 1 + 3 * RANK
+
+    def step(self, action: str) -> tuple:
+        self.left -= 1
+        return "tell", 1.0, not self.left, False, dict(left=self.left)
+
+
+def turns() -> None:
+    "Ranks play other numbers of turns; none waits for ever, and all have the same update."
+    trainer = make("turns", world=Ends, response_length=2, learning_rate=1e-2)
+    trainer.prepare()
+    first = trainer.step(prompts[RANK * 4 : RANK * 4 + 4])
+    assert first["turns/per_episode"] == first["turns/return"] == 2.5, first
+    seen = trainer.step(prompts[RANK * 4 : RANK * 4 + 4]) | trainer.evaluate()
+    assert seen["eval_turns"] >= 1 and seen["objective/kl"] != 0  # under ZeRO-3, of each rank
+    known = {k: x for k, x in seen.items() if not k.startswith(("time/", "tokens/per", "eval_"))}
+    assert len({str(x) for x in gather_object([known])}) == 1
 
 
 def uneven(gather: bool) -> tuple[PPOTrainer, torch.Tensor]:
@@ -68,6 +92,9 @@ def uneven(gather: bool) -> tuple[PPOTrainer, torch.Tensor]:
     }
 
 
+turns()
+if not (FSDP or DEEPSPEED):
+    leave("right")
 trainer = make("bf16", bf16=True)
 try:
     trainer.rollout(prompts[:1])

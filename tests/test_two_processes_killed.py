@@ -62,10 +62,16 @@ BY_HAND = (by_hand, "rollout-4", ["checkpoint-2", "checkpoint-4"], LOST)
     [
         ("once", [BY_HAND]),
         pytest.param("twice", [TORCHRUN, BY_HAND], marks=pytest.mark.slow),
+        pytest.param("turns", [BY_HAND], marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_dies_ends_the_run_and_the_run_goes_on(alone, out, kills):
     (alone / out).mkdir()
+    whole = "alone"
+    if out == "turns":
+        whole = "whole-turns"
+        (alone / whole).mkdir()
+        assert by_hand(alone, whole, "never")[0] == [0, 0]
     for launch, moment, kept, words in kills:
         codes, said = launch(alone, out, moment)
         ended = time.time()
@@ -79,9 +85,9 @@ def test_a_rank_that_dies_ends_the_run_and_the_run_goes_on(alone, out, kills):
         assert sorted(path.name for path in (alone / out).glob("checkpoint-*")) == kept
     codes, said = by_hand(alone, out, "never")
     assert codes == [0, 0], said[-3000:]
-    one, two = (torch.load(alone / name / "weights.pt") for name in ("alone", out))
+    one, two = (torch.load(alone / name / "weights.pt") for name in (whole, out))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-    told = [json.loads((alone / name / "done.json").read_text()) for name in ("alone", out)]
+    told = [json.loads((alone / name / "done.json").read_text()) for name in (whole, out)]
     assert told[0] == told[1] and len(told[0]) >= 6
 
 
