@@ -43,7 +43,7 @@ quick: lint  ## while you work: lint, export, changed notebooks, and the tests t
 	@for page in $$(git diff --name-only --diff-filter=d main -- nbs); do $(TEST_ENV) $(BIN)/nbdev_test --path "$$page" || exit 1; done
 	@$(PYTEST) --testmon --testmon-forceselect $(or $(ARGS),-m "not slow and not weekly")
 
-test: lint size check-tree check-widgets check-notebooks check-readme check-both  ## before every change goes in: eight minutes on two quiet cores
+test: lint size check-tree check-widgets check-notebooks check-readme check-both  ## before every change goes in: about nine minutes on two quiet cores
 	@echo "make test: all of it passed. What takes longer was left out: make test-all"
 
 .PHONY: test-all check-slow check-weekly check-wheel-quick
@@ -92,7 +92,7 @@ check-tests: dev  ## part of test: pytest. Options: make check-tests ARGS="-k ga
 check-browser: dev browser  ## part of test: a few notebooks in JupyterLab, in Chromium. Any page: make check-browser ARGS="-k 08_kl"
 	@echo "pytest tests/browser:" && $(BROWSE) $(or $(ARGS),-m "not slow and not weekly") || $(BROWSE_FAILED)
 
-# The browser waits for pages half of its time. What it says comes when pytest is through.
+# Each leaves a core idle at times, the browser above all. What it says comes when pytest is through.
 .PHONY: check-both
 check-both: dev browser  ## part of test: check-tests, and check-browser beside it
 	@said=$$(mktemp); $(MAKE) --no-print-directory check-browser > "$$said" 2>&1 & beside=$$!; failed=0; \

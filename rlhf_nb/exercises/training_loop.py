@@ -178,9 +178,8 @@ class UpdateExercise(Exercise):
     """A checker that runs an update in the world of a case, and compares what it did. It names as
     many as three mistakes at once."""
 
-    @lru_cache(maxsize=256)  # noqa: B019 (there is one, which stays)
     def draw(self, seed: int) -> list[Case]:
-        return super().draw(seed)
+        return draw_worlds(seed)
 
     def judge(self, answer: Any, seed: int) -> Verdict:
         "In up to three draws: in one, chance or rounding may hide a mistake, or which it is."
@@ -242,6 +241,9 @@ def _update_cases(g: Generator) -> list[Case]:
             all(map(same, right, (run_update(x, c) for c in cases))) for x in draw_unclipped()
         ):
             return cases
+
+
+draw_worlds = lru_cache(maxsize=256)(lambda seed: _update_cases(Generator().manual_seed(seed)))
 
 
 @lru_cache
