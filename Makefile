@@ -43,7 +43,7 @@ quick: lint  ## while you work: lint, export, changed notebooks, and the tests t
 	@for page in $$(git diff --name-only --diff-filter=d main -- nbs); do $(TEST_ENV) $(BIN)/nbdev_test --path "$$page" || exit 1; done
 	@$(PYTEST) --testmon --testmon-forceselect $(or $(ARGS),-m "not slow and not weekly")
 
-test: lint size check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## before every change goes in: ten minutes on two quiet cores
+test: lint size check-tree check-widgets check-notebooks check-readme check-both  ## before every change goes in: about nine minutes on two quiet cores
 	@echo "make test: all of it passed. What takes longer was left out: make test-all"
 
 .PHONY: test-all check-slow check-weekly check-wheel-quick
@@ -62,7 +62,7 @@ check-widgets: dev  ## part of test: no notebook keeps widget state
 	@$(BIN)/python tests/check_tree.py colab
 
 check-notebooks: dev  ## part of test: every notebook runs from top to bottom
-	@echo "nbdev_test:" && $(TEST_ENV) $(BIN)/nbdev_test --n_workers 2 --timing \
+	@echo "nbdev_test:" && $(TEST_ENV) $(BIN)/python tests/run_pages.py --n_workers 2 --timing \
 		|| { echo "nbdev_test: the notebooks named above fail. Try one alone with '$(BIN)/nbdev_test --path nbs/FOLDER/NAME.ipynb', fix it in '$(BIN)/jupyter lab nbs'." >&2; exit 1; }
 
 # Pages with a slow cell keep its output, so they are only tested; a picture needs the backend of its kernel.
@@ -91,6 +91,13 @@ check-tests: dev  ## part of test: pytest. Options: make check-tests ARGS="-k ga
 
 check-browser: dev browser  ## part of test: a few notebooks in JupyterLab, in Chromium. Any page: make check-browser ARGS="-k 08_kl"
 	@echo "pytest tests/browser:" && $(BROWSE) $(or $(ARGS),-m "not slow and not weekly") || $(BROWSE_FAILED)
+
+# Each leaves a core idle at times, the browser above all. What it says comes when pytest is through.
+.PHONY: check-both
+check-both: dev browser  ## part of test: check-tests, and check-browser beside it
+	@said=$$(mktemp); $(MAKE) --no-print-directory check-browser > "$$said" 2>&1 & beside=$$!; failed=0; \
+		$(MAKE) --no-print-directory check-tests || failed=1; \
+		wait $$beside || failed=1; cat "$$said"; rm "$$said"; exit $$failed
 
 # What each marker means is written in pyproject.toml. A test with both is weekly.
 check-slow: dev browser  ## part of .ci/run: the tests marked slow, and the site

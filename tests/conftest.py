@@ -3,6 +3,7 @@ to wait for."""
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -29,9 +30,9 @@ if sys.prefix != sys.base_prefix:
 # order (--no-loadscope-reorder).
 LONG = """test_docs test_kept_explorers test_preflight_bugs test_checks test_trained
 test_published_faults test_two_processes test_killed test_preflight_healthy test_pages test_trimming
-test_engines test_replay test_cli test_trainer test_demo test_write_the_loop test_estimators
+test_engines test_replay test_cli test_trainer test_memory test_demo test_token_rewards test_write_the_loop test_estimators
 test_docstrings test_your_own test_preflight test_resume test_sft test_dashboard test_evaluate
-test_scripts test_two_processes_killed test_reward test_two_nodes test_recipes_launch
+test_scripts test_package test_adapters test_two_processes_killed test_reward test_recipes_launch
 test_two_processes_supervised test_network test_two_processes_parts""".split()
 # A test that uses one of these is slow: the site takes a minute and a half to build.
 SLOW_FIXTURES = {"builds"}
@@ -42,6 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
+    gc.freeze()  # what the files imported; import_and_freeze in forks.py says why
 
 
 @pytest.fixture(scope="session")
@@ -109,17 +111,9 @@ def letters():
 
 @pytest.fixture(scope="session")
 def imports():
-    """All that training imports, out of the garbage collector's sight: each train() of Accelerate's
-    collects, which is most of the time of a tiny run."""
-    import gc
-    import importlib.util
+    from forks import import_and_freeze
 
-    import rlhf_nb.trainer  # noqa: F401
-
-    if importlib.util.find_spec("deepspeed"):  # Accelerate imports it with the first trainer
-        import deepspeed  # noqa: F401
-    gc.collect()
-    gc.freeze()
+    import_and_freeze()
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ test_recipes_launch.py.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import gc
 import multiprocessing
 import os
 import runpy
@@ -28,9 +30,20 @@ PRELOADED = ["rlhf_nb.trainer", "rlhf_nb.reward", "rlhf_nb.sft", "peft", "deepsp
 processes.set_forkserver_preload(PRELOADED)
 
 
+def import_and_freeze() -> None:
+    """All that training imports, out of the garbage collector's sight: each train() of Accelerate's
+    collects, which is most of the time of a tiny run."""
+    for name in PRELOADED:
+        with contextlib.suppress(ImportError):
+            __import__(name)
+    gc.collect()
+    gc.freeze()
+
+
 def begin(program: str, words: list[str], folder: Path, output: str, env: dict[str, str]) -> None:
     """In the new process: its folder, its environment, its output into a file, and the program as a
     script."""
+    gc.freeze()  # what the server imported, see above
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)

@@ -71,7 +71,7 @@ def moments(kind: str, seconds: float, few: bool) -> list:
 @pytest.mark.parametrize(
     ("kind", "few"),
     [
-        *[(kind, True) for kind in ("ppo", "turns", "sft")],
+        *[(kind, True) for kind in ("ppo", "sft")],
         *[pytest.param(kind, False, marks=pytest.mark.slow) for kind in KINDS],
     ],
 )

@@ -25,6 +25,7 @@ IDS = torch.tensor([[5, 6, 7, 8], [4, 3, 2, 9]])
 HERE, SHARDED = "Tensor", "DTensor"
 
 
+@pytest.mark.slow
 def test_deepspeed_does_not_say_that_there_is_no_gpu() -> None:
     # catches: a line of another library in the middle of a command's log; all of its lines gone
     pytest.importorskip("deepspeed")

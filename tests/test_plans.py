@@ -250,6 +250,7 @@ def test_bill():
 
 # catches: a control that the picture does not follow, a plan that cannot be drawn, a bill that is
 # another run's
+@pytest.mark.slow
 def test_the_picture_follows_the_controls():
     for name, (settings, episodes) in page.ALL.items():
         (axes,) = page.render(name, 0.4, 0.5, 0.8, 2.0).axes

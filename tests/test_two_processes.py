@@ -58,8 +58,8 @@ def alone(tmp_path_factory):
     return make
 
 
-KINDS = ["plain", "lora", "named-zero3", "named-fsdp2"]
-SLOW = "grpo plain-zero2 trunk grpo-zero3 away-fsdp2".split()
+KINDS = ["plain", "lora", "named-fsdp2"]
+SLOW = "named-zero3 grpo plain-zero2 trunk grpo-zero3 away-fsdp2".split()
 WEEKLY = "reinforce_pp lora-zero2 away-zero2 grpo-zero2 grpo-fsdp2".split()
 
 

@@ -57,14 +57,8 @@ BY_HAND = (by_hand, "rollout-4", ["checkpoint-2", "checkpoint-4"], LOST)
 
 # catches: a rank that waits for ever (or for gloo's half hour) for one that is gone, a checkpoint
 # that one rank's death tears, an error that does not say what happened and what is safe, a state that the ranks do not share after it
-@pytest.mark.parametrize(
-    ("out", "kills"),
-    [
-        ("once", [BY_HAND]),
-        pytest.param("twice", [TORCHRUN, BY_HAND], marks=pytest.mark.slow),
-        pytest.param("turns", [BY_HAND], marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("out", "kills"), [("twice", [TORCHRUN, BY_HAND]), ("turns", [BY_HAND])])
 def test_a_rank_that_dies_ends_the_run_and_the_run_goes_on(alone, out, kills):
     (alone / out).mkdir()
     whole = "alone"

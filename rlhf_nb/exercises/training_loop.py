@@ -170,7 +170,7 @@ def run_update(program: Callable, given: Case) -> Any:
 
 @lru_cache(maxsize=2048)
 def run_known(program: Callable, given: tuple[tuple[str, Any], ...]) -> Any:
-    "The same, of a program of the catalogue, which is run once on each case."
+    "The same, of the right answer or one of the catalogue, which is run once on each case."
     return run_update(program, dict(given))
 
 
@@ -192,8 +192,8 @@ class UpdateExercise(Exercise):
         return next((verdict for verdict in verdicts if not verdict), verdicts[0])
 
     def result(self, program: Callable, given: Case) -> Any:
-        code = getattr(program, "__code__", None)
-        ours = code is not None and code.co_filename == f"<{self.name} with a mistake>"
+        file = getattr(getattr(program, "__code__", None), "co_filename", "")
+        ours = program is self.right or file == f"<{self.name} with a mistake>"
         return run_known(program, tuple(given.items())) if ours else run_update(program, given)
 
     def _judge(self, answer: Callable, cases: list[Case], seed: int) -> Verdict:
@@ -243,9 +243,7 @@ def _update_cases(g: Generator) -> list[Case]:
             return cases
 
 
-@lru_cache(maxsize=256)
-def draw_worlds(seed: int) -> list[Case]:
-    return _update_cases(Generator().manual_seed(seed))
+draw_worlds = lru_cache(maxsize=256)(lambda seed: _update_cases(Generator().manual_seed(seed)))
 
 
 @lru_cache

@@ -65,6 +65,8 @@ def numbers(x: Any) -> Tensor | None:
     if isinstance(x, str) or x is None or callable(x):
         return None
     if isinstance(x, (list, tuple)):
+        if x and all(type(one) is float for one in x):  # as below, in a tenth of the time
+            return torch.tensor(x, dtype=torch.float64)
         each = [numbers(one) for one in x]
         known = [one.double() for one in each if one is not None and not one.is_complex()]
         if len(known) < len(each) or len({one.shape for one in known}) > 1:
@@ -95,10 +97,12 @@ def same(got: Any, want: Any, tolerance: float = 2e-5) -> bool:
     """Whether an answer is what was wanted. A tuple stands for several results; a number may have
     shape [] or [1]; an exception needs the same type."""
     if isinstance(got, Raised) or isinstance(want, Raised):
-        both = isinstance(got, Raised) and isinstance(want, Raised)
-        return both and type(got.error) is type(want.error)
+        return type(got) is type(want) and type(got.error) is type(want.error)
     if want is None or isinstance(want, str):
         return type(got) is type(want) and got == want
+    if type(got) is type(want) and type(want) in (bool, int, float):  # needs no tensor
+        near = type(want) is float and abs(got - want) <= tolerance * (1 + abs(want)) < torch.inf
+        return near or got == want or (got != got and want != want)
     if isinstance(want, dict):
         if not isinstance(got, dict) or len(got) != len(want):
             return False
@@ -119,9 +123,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 2e-5) -> bool:
     "The same numbers in the same shape; one number alone may have any shape."
     if a.numel() == b.numel() == 1:
         a, b = a.reshape(()), b.reshape(())
-    return a.shape == b.shape and torch.allclose(
-        a, b, atol=tolerance, rtol=tolerance, equal_nan=True
-    )
+    return a.shape == b.shape and torch.allclose(a, b, tolerance, tolerance, equal_nan=True)
 
 
 def show_short(x: Any) -> str:
