@@ -440,7 +440,7 @@ def test_data_are_their_rows_in_order():
     assert len({fingerprint_data(x) for x in (data, moved, *others)}) == 5
 
 
-LIMIT, WORDS = 3, ["a"]
+LIMIT, LIKED = 3, ["a"]
 
 
 def helper(x):
@@ -448,7 +448,7 @@ def helper(x):
 
 
 def reads_its_module(prompts, responses, **columns):
-    return [helper(sum(x in WORDS for x in response)) for response in responses]
+    return [helper(sum(x in LIKED for x in response)) for response in responses]
 
 
 class Weighed:
@@ -492,7 +492,7 @@ def test_a_reward_function_is_all_that_it_holds(make):
     assert fingerprint_function(make(1.0)) != fingerprint_function(make(2.0))
 
 
-@pytest.mark.parametrize("name, value", [("LIMIT", 4), ("WORDS", ["b"]), ("helper", lambda x: x)])
+@pytest.mark.parametrize("name, value", [("LIMIT", 4), ("LIKED", ["b"]), ("helper", lambda x: x)])
 def test_a_reward_function_is_what_it_reads_of_its_module(monkeypatch, name, value):
     before = fingerprint_function(reads_its_module)
     assert before == fingerprint_function(reads_its_module)
