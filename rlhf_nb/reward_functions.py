@@ -32,7 +32,7 @@ Rewarder = Callable[..., list[Any]]
 
 def is_score(x: Any) -> bool:
     "Whether this is a single real number of Python, numpy or torch that float32 can hold."
-    held = isinstance(x, Tensor) and not (x.is_complex() or x.is_meta)
+    held = isinstance(x, Tensor) and not (x.is_complex() or x.is_meta or x.dtype == torch.bool)
     number = isinstance(x, Real) or (held and x.numel() == 1)
     if not number or isinstance(x, bool):
         return False

@@ -128,7 +128,7 @@ class Objective:
         "their tokens; or sum over tokens, divided by responses times response_length.",
         Facts("update", names=True),
     )
-    cliprange: Positive = setting(
+    cliprange: Annotated[float, Range(above=0, most=1)] = setting(
         0.2, "The ratio counts from 1 - cliprange to 1 + cliprange.", "update"
     )
     cliprange_high: Positive | None = setting(None, "Upper range, where it differs.", "update")

@@ -53,6 +53,7 @@ from rlhf_nb.training.compat import REFUSED
 from rlhf_nb.training.completions import print_table
 from rlhf_nb.training.config import PPOConfig
 from rlhf_nb.training.model_loading import load_tokenizer, tiny_policy, train_tokenizer
+from rlhf_nb.training.prompts import as_data, collate_prompts
 
 nan, inf = math.nan, math.inf
 
@@ -83,7 +84,9 @@ WRONG_OF_PPO: dict[str, list] = {
     ],
     "total_episodes micro_batch_tokens local_rollout_forward_batch_size": ["100", 0, -5, 1e3],
     "num_sample_generations value_warmup_updates top_k": ["5", None, -1],
-    "temperature cliprange score_clip target_kl kl_target": [0.0, -1.0, nan, inf],
+    "temperature": [0.0, -1.0, nan, inf, 1e-30],
+    "cliprange": [0.0, nan, 5.0],
+    "score_clip target_kl kl_target": [0.0, -1.0, nan, inf],
     "cliprange_value vf_coef entropy_coef reward_variance_coef": [None, nan, inf, -0.1],
     "missing_eos_penalty value_learning_rate": [-1.0, nan, inf],
     "cliprange_high": [nan, -1.0],
@@ -736,3 +739,40 @@ def test_a_name_cannot_change_a_card(name):
         tables = [line for line in body.splitlines() if line.startswith("|")]
         assert all(len(re.findall(r"(?<!\\)\|", line)) == 3 for line in tables)
         assert sum(line.startswith("# ") for line in body.splitlines()) == 1
+
+
+def needs_answer(prompts, responses, answer):
+    return [float(x == answer[0]) for x in responses]
+
+
+# catches: each of these found in the middle of a run, or never
+@pytest.mark.parametrize(
+    "reward, rows, complaint",
+    [
+        (needs_answer, dict(prompt=PROMPTS), "needs_answer .* missing .*'answer'"),
+        (lambda p, r: torch.tensor([True] * len(r)), dict(prompt=PROMPTS), r"tensor\(True\)"),
+        (likes_c, {"prompt": PROMPTS, "score/x": PROMPTS}, "'score/x' has a name of the trainer"),
+    ],
+)
+def test_columns_and_scores_that_would_fail_late(ppo, reward, rows, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        ppo(reward, data=Dataset.from_dict(rows)).step()
+    fits = Dataset.from_dict(dict(prompt=PROMPTS, answer=PROMPTS))
+    with pytest.raises(ValueError, match="eval_dataset: reward function needs_answer"):
+        ppo(needs_answer, data=fits)
+
+
+@pytest.mark.parametrize("role", ["reference", "value"])
+def test_a_model_of_another_vocabulary_is_refused(ppo, letters, role):
+    other = tiny_policy(letters, 0, **SIZES)
+    other.resize_token_embeddings(303)
+    model = scorer_from(other, 0) if role == "value" else other
+    with pytest.raises(ValueError, match=f"{role} model has an embedding for 303 ids"):
+        ppo(parts={"value_model" if role == "value" else "ref_model": model})
+
+
+# catches: the columns of the first row alone
+def test_a_column_that_the_first_row_lacks_is_kept(letters):
+    rows = [dict(prompt="a"), dict(prompt="b", margin=2.0)]
+    assert as_data(rows)["margin"][:] == [None, 2.0]
+    assert collate_prompts(rows, letters)["columns"]["margin"] == [None, 2.0]

@@ -7,7 +7,9 @@ import json
 import os
 import resource
 import signal
+from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -16,11 +18,12 @@ from ppo_fixtures import BEST, PROMPTS, SIZES, likes_c, logs, rollouts, untimed,
 from small_runs import QUIET, RUN, SAVED
 from transformers import TrainerCallback
 
+from rlhf_nb.environments import guess_number
 from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.training.model_loading import tiny_policy
-from rlhf_nb.training.resume import fingerprint_data, fingerprint_function
+from rlhf_nb.training.resume import check_same_run, fingerprint_data, fingerprint_function
 
 EVALUATED = dict(eval_dataset=Dataset.from_dict(dict(prompt=PROMPTS[:5])))
 
@@ -435,3 +438,92 @@ def test_data_are_their_rows_in_order():
     others = [data.select([1, 0, 2]), data.rename_column("a", "d"), data.select([0, 1])]
     moved = Dataset.from_dict(dict(a=["x", None, "z"], b=[[1], [2, 3], []], c=[1.0, 2.0, 3.0]))
     assert len({fingerprint_data(x) for x in (data, moved, *others)}) == 5
+
+
+LIMIT, LIKED = 3, ["a"]
+
+
+def helper(x):
+    return min(x, LIMIT)
+
+
+def reads_its_module(prompts, responses, **columns):
+    return [helper(sum(x in LIKED for x in response)) for response in responses]
+
+
+class Weighed:
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, prompts, responses):
+        return [self.weight] * len(responses)
+
+    def method(self, prompts, responses):
+        return self(prompts, responses)
+
+
+def weighed(prompts, responses, *, weight=1.0):
+    return [weight] * len(responses)
+
+
+def with_default(w):
+    def weighed(prompts, responses, *, weight=w):
+        return [weight] * len(responses)
+
+    return weighed
+
+
+# catches: what a reward holds that its own code does not show, for each place where it may be
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda w: partial(weighed, weight=w),
+        Weighed,
+        lambda w: Weighed(w).method,
+        lambda w: Weighed({"deep": [torch.tensor(w)]}),
+        with_default,
+        lambda w: with_weight([w]),
+        lambda w: with_weight(dict(w=w)),
+        lambda w: guess_number(15, int(w)),
+    ],
+)
+def test_a_reward_function_is_all_that_it_holds(make):
+    assert fingerprint_function(make(1.0)) == fingerprint_function(make(1.0))
+    assert fingerprint_function(make(1.0)) != fingerprint_function(make(2.0))
+
+
+@pytest.mark.parametrize("name, value", [("LIMIT", 4), ("LIKED", ["b"]), ("helper", lambda x: x)])
+def test_a_reward_function_is_what_it_reads_of_its_module(monkeypatch, name, value):
+    before = fingerprint_function(reads_its_module)
+    assert before == fingerprint_function(reads_its_module)
+    monkeypatch.setitem(globals(), name, value)
+    assert fingerprint_function(reads_its_module) != before
+
+
+def test_what_a_reward_holds_and_nobody_can_compare_is_named(caplog):
+    holds = with_weight(Thread(target=print))
+    fingerprint_function(holds)
+    assert "Thread" in caplog.text
+
+
+# catches: another evaluation set, a rate that makes another optimizer, a manifest that says nothing,
+# a state of another version, and a word for a folder, each found late or never
+def test_a_checkpoint_that_cannot_be_this_runs_is_refused(half, tmp_path):
+    make, checkpoint, trainer = half
+    with pytest.raises(ValueError, match="value_learning_rate is 0.1, and was None in"):
+        make(folder="rate", value_learning_rate=0.1).train(str(checkpoint))
+    with pytest.raises(ValueError, match="'last', and there is no such folder"):
+        make(folder="word").train("last")
+    (tmp_path / "manifest.json").write_text('{"run": {}}')
+    with pytest.raises(ValueError, match="does not say which run"):
+        check_same_run(tmp_path, trainer.identity())
+    state = json.loads((checkpoint / "ppo_state.json").read_text())
+    del state["moments"]
+    (tmp_path / "ppo_state.json").write_text(json.dumps(state))
+    with pytest.raises(ValueError, match="lacks moments: another version saved it"):
+        trainer.read_state(tmp_path)
+    trainer.eval_dataset = dict(one=Dataset.from_dict(dict(prompt=["a"])))
+    before = trainer.identity()
+    trainer.eval_dataset = dict(one=Dataset.from_dict(dict(prompt=["b"])))
+    assert before.keys() == trainer.identity().keys() and before != trainer.identity()
+    trainer.eval_dataset = None

@@ -72,7 +72,9 @@ def build_reference(
             "out, and a frozen copy is made."
         )
     if ref_model is not None:
-        reference = fit_of(args)(load_policy(ref_model, dtype=policy.dtype), tokenizer)
+        reference = load_policy(ref_model, dtype=policy.dtype)
+        check_same_ids(reference, tokenizer, embedding_rows(policy), "reference model")
+        reference = fit_of(args)(reference, tokenizer)
         reference.eval().requires_grad_(False)
         if reference.dtype != policy.dtype:
             logger.warning(
@@ -99,7 +101,7 @@ def fit_judges(
         if not own:
             if args.resize_embeddings:
                 grow_embedding(judge, vocabulary)
-            check_same_ids(judge, tokenizer, vocabulary)
+            check_same_ids(judge, tokenizer, vocabulary, "reward model")
             add_pad_row(judge, tokenizer)
         reader = judges.tokenizer or tokenizer
         check_vocabulary(judge, reader, "reward model", 0 if own else vocabulary)
@@ -140,6 +142,7 @@ def build_critic(
     scorer, vocabulary = load_scorer(value_model), embedding_rows(policy)
     if args.resize_embeddings:
         grow_embedding(scorer, vocabulary)
+    check_same_ids(scorer, tokenizer, vocabulary, "value model")
     scorer = set_pad_token(add_pad_row(scorer, tokenizer), tokenizer)
     check_vocabulary(scorer, tokenizer, "value model", vocabulary)
     value = check_head(add_adapter(scorer, adapter, args.seed), "value model")
@@ -175,15 +178,16 @@ def check_same_ids(
     judge: Any,
     tokenizer: PreTrainedTokenizerBase,
     vocabulary: int,  # ids that the policy has an embedding for
+    role: str,  # of the model
 ) -> None:
-    """Raises ValueError where the reward model was saved with a tokenizer that gives other ids to
-    the same tokens, or has other tokens; without one, where it knows far more ids."""
+    """Raises ValueError where a model was saved with a tokenizer that gives other ids to the same
+    tokens, or has other tokens; without one, where it knows far more ids."""
     name, other = getattr(judge, "name_or_path", ""), None
     if name:
         with suppress(OSError, ValueError):  # it has none, or the folder is gone
             other = pretrained_tokenizer(name)
     if other is None:
-        _check_as_many(judge, vocabulary)
+        _check_as_many(judge, vocabulary, role)
         return
     ours, theirs = (
         {token: i for token, i in words.get_vocab().items() if i != distinct_pad_id(words)}
@@ -193,29 +197,33 @@ def check_same_ids(
     moved = [token for token in both if ours[token] != theirs[token]]
     if moved or len(both) < 0.9 * min(len(ours), len(theirs)):
         what = f"gives {moved[0]!r} another id" if moved else "has other tokens"
-        raise ValueError(
-            f"the reward model in {name} has a tokenizer of its own, which {what}: "
+        fix = (
             "give it as reward_processing_class (--reward_tokenizer_name_or_path), and it reads "
-            "texts instead of the policy's ids."
+            "texts instead of the policy's ids"
+            if role == "reward model"
+            else "use one that was trained with the policy's tokenizer"
         )
+        raise ValueError(f"the {role} in {name} has a tokenizer of its own, which {what}: {fix}.")
 
 
-def _check_as_many(judge: Any, vocabulary: int) -> None:
-    "Raises ValueError where a reward model without a tokenizer has more ids than padding explains."
+def _check_as_many(judge: Any, vocabulary: int, role: str) -> None:
+    "Raises ValueError where a model without a tokenizer has more ids than padding explains."
     rows = embedding_rows(judge)
     if rows <= vocabulary or isinstance(judge, CustomScorer):
         return
     what = (
-        f"the reward model has an embedding for {rows} ids and the policy for {vocabulary}, and "
+        f"the {role} has an embedding for {rows} ids and the policy for {vocabulary}, and "
         "there is no tokenizer beside it to compare"
     )
     if rows <= math.ceil(vocabulary / PADDED) * PADDED:
         logger.warning(f"{what}: it is taken for the same vocabulary, padded.")
         return
+    fix = (
+        " Give its tokenizer as reward_processing_class (--reward_tokenizer_name_or_path), or the "
+        "policy's if that is the one, and it reads texts instead of the policy's ids."
+    )
     raise ValueError(
-        f"{what}: it was probably trained with another vocabulary. Give its tokenizer as "
-        "reward_processing_class (--reward_tokenizer_name_or_path), or the policy's if that is the "
-        "one, and it reads texts instead of the policy's ids."
+        f"{what}: it was probably trained with another vocabulary.{fix * (role == 'reward model')}"
     )
 
 

@@ -86,7 +86,7 @@ class PPOConfig(Objective, CheckedArguments):
         "Responses to each prompt of an update; batch_size counts responses.",
         Facts("sampling", names=True),
     )
-    temperature: Positive = setting(
+    temperature: Annotated[float, Range(least=1e-3)] = setting(
         0.7, "Of the sampling, and of every log-prob.", Facts("sampling", names=True)
     )
     top_k: Index = setting(

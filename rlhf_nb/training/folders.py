@@ -133,6 +133,11 @@ def start_of(
         if last is None:
             raise ValueError(f"{what_is_safe(folder)} Start without resume_from_checkpoint.")
         return str(last)
+    if resume and not Path(resume).is_dir():
+        raise ValueError(
+            f"resume_from_checkpoint is {str(resume)!r}, and there is no such folder: give "
+            f"a checkpoint's path, or True (--resume) for the last one in {folder}."
+        )
     if resume and Path(resume).resolve().parent == folder.resolve():
         return str(resume)
     older = checkpoints(folder)

@@ -351,6 +351,12 @@ class UpdateTrainer(SealedTrainer):
 
     def read_state(self, folder: Path) -> None:
         state = json.loads((folder / "ppo_state.json").read_text())
+        needed = "update_count", "episode_count", "since_log", "controller", "moments"
+        if missing := [name for name in needed if name not in state]:
+            raise ValueError(
+                f"{folder}/ppo_state.json lacks {', '.join(missing)}: another version saved it, so "
+                "go on with that one, or give the folder to a new run as its model."
+            )
         self.update_count = state["update_count"]
         self.episode_count = state["episode_count"]
         self.since_log = defaultdict(list, state["since_log"])

@@ -106,12 +106,18 @@ def sets_of(data: Any) -> dict[str, Any]:
     return data if isinstance(data, dict) else {} if data is None else {"": data}
 
 
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list]:
+    "Rows as columns; None where a row lacks one."
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
 def collate_prompts(
     rows: list[dict],  # each with a prompt or input_ids, and perhaps other columns
     tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, Any]:  # prompt_ids, prompt_mask [B, P]; prompt, conversations, settings; columns
     "Prompts padded on the left, the other columns beside them."
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    columns = columns_of(rows)
     texts, rows_of_ids = read_prompts(columns, tokenizer)
     ids, mask = left_pad(rows_of_ids, tokenizer.pad_token_id)
     others = {name: column for name, column in columns.items() if name not in PROMPT_COLUMNS}
@@ -200,9 +206,9 @@ def as_data(data: Any, name: str = "the data set") -> Any:
     )
     if isinstance(data, Mapping) and data and all(len(x) and rows(x) for x in data.values()):
         return {split: as_data(x, f"{name}[{split!r}]") for split, x in data.items()}
-    columns = [{k: plain(x) for k, x in row.items()} for row in rows_of(data, name)]
+    rows_given = [{k: plain(x) for k, x in row.items()} for row in rows_of(data, name)]
     try:
-        return Dataset.from_list(columns)
+        return Dataset.from_dict(columns_of(rows_given))
     except (ValueError, TypeError) as error:  # of Arrow
         raise ValueError(
             f"{name} has a column of several types ({error}): give texts, or conversations."
@@ -254,14 +260,18 @@ def check_prompts(
                     f"prompt {i} is {reprlib.repr(columns['prompt'][i])} and its input_ids are "
                     f"{reprlib.repr(texts[i])}: remove one of the two columns."
                 )
+    if taken := [name for name in data.column_names if name.startswith("score/")]:
+        raise ValueError(f"the column {taken[0]!r} has a name of the trainer's own: rename it.")
     others = dict.fromkeys(sorted(set(data.column_names) - {*PROMPT_COLUMNS}))
     for name, function in functions.items():
+        signature = inspect.signature(function)
+        made = dict.fromkeys({"response_ids", "offsets", "environments"} & {*signature.parameters})
         try:
-            inspect.signature(function).bind_partial([], [], **others)
+            signature.bind([], [], **{**made, **others})
         except TypeError as error:
             raise ValueError(
                 f"reward function {name} is called as f(prompts, responses, **columns) with the "
-                f"columns {[*others]}: {error}. Rename or remove columns, or take **columns."
+                f"columns {[*others]}: {error}. Rename, add or remove columns, or take **columns."
             ) from error
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import partial
+from logging import Logger
 from pathlib import Path
-from types import CodeType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -17,6 +21,7 @@ from datasets import Dataset
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers.utils import logging
 
 from rlhf_nb.base.encoding import encode_prompts
 from rlhf_nb.base.errors import did_you_mean
@@ -24,7 +29,10 @@ from rlhf_nb.base.fields import settings_that_say
 from rlhf_nb.base.opened import attention_of
 from rlhf_nb.base.sharding import full_shape, is_sharded
 from rlhf_nb.checkpoint import MANIFEST, verify
+from rlhf_nb.reward_functions import rewarder_name
+from rlhf_nb.training.prompts import sets_of
 
+logger = logging.get_logger(__name__)
 NUMBER = re.compile(r"u?int\d|float|double|halffloat|bool")  # types of Arrow
 LEARNING_RATES = {"learning_rate", "value_learning_rate"}
 
@@ -56,6 +64,13 @@ def fingerprint_data(data: Any) -> str | None:
     names = sorted(data.column_names)
     parts = (as_bytes(table[name]) for table in tables for name in names)
     return f"{len(data)} rows {digest(repr(names).encode(), *parts)}"
+
+
+def fingerprint_sets(train: Any, evaluation: Any) -> dict[str, str]:
+    "Those of a run, by name."
+    sets = {"eval_dataset" + f" {k}" * bool(k): x for k, x in sets_of(evaluation).items()}
+    found = {k: fingerprint_data(x) for k, x in (dict(train_dataset=train) | sets).items()}
+    return {k: x for k, x in found.items() if x is not None}
 
 
 def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -102,15 +117,95 @@ def fingerprint_code(code: CodeType) -> str:
     return repr((code.co_code, code.co_names, constants))
 
 
+def is_own(x: FunctionType | type) -> bool:
+    "Whether it is code of the user's, and no package's or Python's, whose name stands for it."
+    module = sys.modules.get(x.__module__ or "")
+    code = getattr(x, "__code__", None)
+    file = code.co_filename if code else getattr(module, "__file__", None) or ""
+    installed = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]), "<frozen")
+    return x.__module__ != "builtins" and not file.startswith(installed)
+
+
+def codes_in(code: CodeType) -> list[CodeType]:
+    "It, and the functions inside."
+    inner = (x for x in code.co_consts if isinstance(x, CodeType))
+    return [code, *(y for x in inner for y in codes_in(x))]
+
+
+class Content:
+    """What decides an object's answers: code, defaults, closures, what a function reads of its
+    module, attributes, containers, weights. `unknown` has the kinds that cannot be told."""
+
+    def __init__(self) -> None:
+        self.seen, self.unknown = dict[int, Any](), set[str]()
+
+    def __call__(self, x: Any) -> Any:
+        kind = type(x).__qualname__
+        if x is None or isinstance(x, (bool, int, float, complex, str, bytes)):
+            return repr(x)
+        if id(x) in self.seen:
+            return f"{kind} again"
+        self.seen[id(x)] = x  # kept, so that no other gets its id
+        return kind, self.parts(x)
+
+    def parts(self, x: Any) -> Any:
+        match x:
+            case FunctionType():
+                cells = [cell.cell_contents for cell in x.__closure__ or () if cell != CellType()]
+                held = map(self, (x.__defaults__, x.__kwdefaults__, cells))
+                return x.__qualname__, *held, *(self.source(x) if is_own(x) else ())
+            case type():
+                functions = {k: f for k, f in vars(x).items() if isinstance(f, FunctionType)}
+                return x.__qualname__, self(functions if is_own(x) else None)
+            case partial():
+                return self((x.func, x.args, x.keywords))
+            case MethodType():
+                return self((x.__func__, x.__self__))
+            case ModuleType() | BuiltinFunctionType():
+                return x.__name__
+            case Logger():
+                return x.name
+            case Mapping():
+                return [(self(k), self(v)) for k, v in x.items()]
+            case list() | tuple():
+                return [self(v) for v in x]
+            case set() | frozenset():
+                return sorted(repr(self(v)) for v in x)
+            case Tensor():
+                return tuple(x.shape), digest(sample_of(x))
+            case nn.Module():
+                return self({**x.state_dict()})
+            case PreTrainedTokenizerBase():
+                return fingerprint_tokenizer(x)
+        if is_own(type(x)):
+            return self((type(x), getattr(x, "__dict__", None)))
+        try:
+            if not hasattr(x, "__dict__"):
+                return digest(pickle.dumps(x))
+        except (TypeError, pickle.PicklingError):
+            pass
+        self.unknown.add(type(x).__qualname__)
+        return None
+
+    def source(self, f: FunctionType) -> tuple:
+        "Its code, and what it reads of its module."
+        names = {name for code in codes_in(f.__code__) for name in code.co_names}
+        read = {k: f.__globals__[k] for k in sorted(names & f.__globals__.keys())}
+        return fingerprint_code(f.__code__), self(read)
+
+
 def fingerprint_function(function: Any) -> str:
-    "Name of a reward function, and a hash of its code and of the plain values that it holds."
+    """Name of a reward function, environment or tool, and a hash of what decides its answers. What
+    cannot be told is logged, once."""
+    content = Content()
+    found = content(function)
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    inner: Any = function if hasattr(function, "__code__") else type(function).__call__
-    if not hasattr(inner, "__code__"):
-        return name
-    cells = [cell.cell_contents for cell in inner.__closure__ or ()]
-    held = [x for x in (*cells, *(inner.__defaults__ or ())) if isinstance(x, (int, float, str))]
-    return f"{name} {digest(fingerprint_code(inner.__code__).encode(), repr(held).encode())}"
+    if content.unknown:
+        logger.warning_once(
+            f"{name} holds {', '.join(sorted(content.unknown))}, which a resume cannot compare: "
+            "make sure that it is the same."
+        )
+    return f"{name} {digest(repr(found).encode())}"
 
 
 def to_manifest(x: Any) -> Any:
@@ -145,6 +240,8 @@ def check_same_run(
             f"{did_you_mean(unknown[0], identity)} There are: {', '.join(identity)}."
         )
     saved, now = saved_run(folder), to_manifest(identity)
+    if not saved:
+        raise ValueError(f"{folder / MANIFEST} does not say which run it is of: it was changed.")
     different = {k: (saved[k], x) for k, x in now.items() if k in saved and saved[k] != x}
     refused = {name: both for name, both in different.items() if name not in (anyway or ())}
     if refused:
@@ -214,6 +311,10 @@ def changes_since(
             "nor random state, so the run cannot go on from it. Give it to a new run as its "
             "model, or save without save_only_model."
         )
+    name = "value_learning_rate"  # with one, the optimizer has two groups of weights
+    old, new = saved.get("settings", {}).get(name), getattr(args, name, None)
+    if (old is None) != (new is None):
+        raise ValueError(f"{name} is {new}, and was {old} in {folder}: set it as it was.")
     changes = check_same_run(folder, named, getattr(args, "resume_anyway", ()))
     return changes | changed_settings(saved, free_settings(args)), {**saved.get("changes", {})}
 
@@ -235,6 +336,9 @@ def identify_ppo(trainer: Any) -> dict[str, Any]:
         names |= (
             fingerprint_model(known, judge) if is_model else {known: fingerprint_function(judge)}
         )
+    if trainer.player is not None:
+        for tool in (trainer.player.factory, *trainer.player.tools):
+            names[f"environment_{rewarder_name(tool)}"] = fingerprint_function(tool)
     if judges.ensemble is not None:
         names["ensemble"] = repr(judges.ensemble)
     if judges.tokenizer is not None:

@@ -51,8 +51,8 @@ from rlhf_nb.training.resume import (
     apply_new_rates,
     changes_since,
     changes_text,
-    fingerprint_data,
     fingerprint_model,
+    fingerprint_sets,
     fingerprint_tokenizer,
     free_settings,
     naming_settings,
@@ -102,6 +102,16 @@ def check_rows(dataloader: Any) -> None:
             "train_dataset has fewer rows than a batch, and dataloader_drop_last is True: give "
             "more rows, or a smaller per_device_train_batch_size."
         )
+
+
+def check_warmup(args: TrainingArguments, counts: tuple) -> tuple:
+    "The counts of a run, its updates last. Warns where it warms up to its end."
+    if 0 < counts[-1] <= args.get_warmup_steps(counts[-1]):
+        logger.warning(
+            f"the run has {counts[-1]} updates and a longer warm-up, so it never reaches its "
+            "learning rate: lower warmup_steps."
+        )
+    return counts
 
 
 class OrderByLength(LengthGroupedSampler):
@@ -208,7 +218,7 @@ class SealedTrainer(Trainer):
         "Trainer's. Raises ValueError where a run would do nothing."
         check_learns(self.model)
         check_rows(dataloader)
-        return super().set_initial_training_values(args, dataloader)
+        return check_warmup(args, super().set_initial_training_values(args, dataloader))
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, *given: Any) -> tuple:
         """The micro-batches of a step. What is left at the end of a stream and fills none is left
@@ -223,8 +233,7 @@ class SealedTrainer(Trainer):
         "What names a run, by name: a checkpoint of a run with another identity is refused."
         names = naming_settings(self.args) | self.named_models()
         names["batch_size"] = self.get_total_train_batch_size(self.args)
-        data = fingerprint_data(self.train_dataset)
-        return names if data is None else names | dict(train_dataset=data)
+        return names | fingerprint_sets(self.train_dataset, self.eval_dataset)
 
     def named_models(self) -> dict[str, Any]:
         "The models' and the tokenizer's part of it."
