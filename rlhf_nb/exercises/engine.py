@@ -33,8 +33,8 @@ from rlhf_nb.exercises.values import (
 )
 from rlhf_nb.ui.html import element, inline
 
-# A mistake: what is returned instead; edits of the right answer: old, new, ...; or a program.
-Wrong = str | tuple[str, ...] | Callable
+# A mistake: what is returned instead, edits of the right answer ("old → new; old →"), or a program.
+Wrong = str | Callable
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,17 @@ class Verdict:
         return element("div", text, seen, style=inline("verdict", ground=ground))
 
 
-def rewrite(right: Callable, edits: str | tuple[str, ...]) -> Callable:
-    """The right answer with pieces of its source replaced: old, new, old, new ...; or with another
+def rewrite(right: Callable, edits: str) -> Callable:
+    """The right answer with pieces of its source replaced, "old → new; old →", or with another
     expression in its last return."""
     source = textwrap.dedent(inspect.getsource(right))
-    if isinstance(edits, str):
-        edits = ("return " + source.rpartition("return ")[2], f"return {edits}\n")
-    for old, new in zip(edits[::2], edits[1::2]):
+    if " →" not in edits:
+        edits = f"{source[source.rindex('return ') :]} → return {edits}\n"
+    for edit in edits.split("; "):
+        old, _, new = edit.partition(" →")
         if old not in source:
             raise ValueError(f"{old!r} does not occur in {right.__name__}: correct the edit.")
-        source = source.replace(old, new)
+        source = source.replace(old, new[1:])
     scope = dict(right.__globals__)
     exec(compile(source, f"<{right.__name__} with a mistake>", "exec"), scope)
     return scope[right.__name__]
