@@ -158,7 +158,8 @@ class Exercise:
         want = [self.result(self.right, fresh(case)) for case in cases]
         failing = [i for i in range(len(cases)) if not same(got[i], want[i])]
         weights = [i for i in range(len(cases)) if not failing and self.flows(cases[i])]
-        failing += [i for i in weights if self._gradients_differ(answer, cases[i])]
+        by = lambda program, i: self.gradients(program, cases[i])
+        failing += [i for i in weights if not _same_gradients(by(answer, i), by(self.right, i))]
         if not failing:
             return Verdict(True, self.praise)
         worst = min(failing, key=lambda i: (not _finite(cases[i]), _size(cases[i])))
@@ -226,7 +227,7 @@ class Exercise:
         if isinstance(result, Raised):
             return None
         generator = torch.Generator().manual_seed(0)
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, requires_grad=True)
         for part in result if isinstance(result, (tuple, list)) else [result]:
             number = numbers(part)
             if number is None or not number.requires_grad:
@@ -234,11 +235,7 @@ class Exercise:
             weight = torch.rand(number.numel(), generator=generator, dtype=torch.float64) + 0.5
             total = total + (weight * number.double().reshape(-1)).sum()
         try:
-            grads = (
-                torch.autograd.grad(total, every, allow_unused=True)
-                if (total.requires_grad)
-                else [None] * len(every)
-            )
+            grads = torch.autograd.grad(total, every, allow_unused=True)
         except RuntimeError:  # changed in place after it was used
             return None
         rest = iter(torch.zeros_like(x) if one is None else one for x, one in zip(every, grads))
@@ -247,9 +244,6 @@ class Exercise:
             name: xs[0] if len(xs) == 1 else torch.cat([x.reshape(-1) for x in xs])
             for name, xs in flat.items()
         }
-
-    def _gradients_differ(self, answer: Callable, case: Case) -> bool:
-        return not _same_gradients(self.gradients(answer, case), self.gradients(self.right, case))
 
     def _gradient_mistake(self, answer: Callable, case: Case) -> str:
         got, want = self.gradients(answer, case), self.gradients(self.right, case)

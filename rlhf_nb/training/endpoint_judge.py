@@ -139,9 +139,8 @@ class EndpointJudge:
 
     model: str  # its name at the endpoint
     base_url: str | None = None  # None: OPENAI_BASE_URL, else api.openai.com
-    api_key: str | None = field(
-        default=None, repr=False
-    )  # None: OPENAI_API_KEY; never logged or saved
+    # None: OPENAI_API_KEY; never logged or saved
+    api_key: str | None = field(default=None, repr=False)
     timeout: float = 60.0  # seconds without a response
     attempts: int = 5  # per request, after temporary failures
     backoff: float = 1.0  # seconds before the second attempt, doubled before each later one
