@@ -35,9 +35,7 @@ _REMINDER = "Reply with one character and nothing else: 1, 2 or 0."
 
 
 def judging_messages(
-    prompt: str,
-    pair: tuple[str, str],
-    instructions: str = JUDGE_INSTRUCTIONS,
+    prompt: str, pair: tuple[str, str], instructions: str = JUDGE_INSTRUCTIONS
 ) -> list[dict[str, str]]:
     "The chat that asks which of two answers is better."
     parts = dict(prompt=prompt, first=pair[0], second=pair[1])
