@@ -80,11 +80,8 @@ def last_column(mask):
     return torch.arange(mask.shape[1]) == mask.shape[1] - 1
 
 
-def common(beginning):
-    "The message that begins so."
-    (message,) = (x for x in UPDATE.mistakes if x.startswith(beginning))
-    return message
-
+# the message that begins so
+common = lambda beginning: next(x for x in UPDATE.mistakes if x.startswith(beginning))
 
 # The classic mistakes: the text of an answer, what it has instead, and what the verdict must call it.
 CLASSIC: dict[str, tuple[tuple[str, ...], str]] = {
@@ -98,8 +95,7 @@ CLASSIC: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "targets from whitened advantages": (
         (
-            "    returns = returns_from(advantages, old_values, mask)\n",
-            "",
+            "    returns = returns_from(advantages, old_values, mask)\n", "",
             "    losses = []\n",
             "    returns = returns_from(advantages, old_values, mask)\n    losses = []\n",
         ),

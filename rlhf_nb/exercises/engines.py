@@ -25,12 +25,8 @@ def _weights_cases(g: Generator) -> list[Case]:
         theirs = uniform(g, -3, -0.2, *mask.shape)
         ours = theirs + uniform(g, -1.5, 1.5, *mask.shape)
         ours[0, :2] = theirs[0, :2] + torch.tensor([2.5, -0.8])
-        return dict(
-            logprobs=dirty(ours, mask, dirt),
-            engine_logprobs=dirty(theirs, mask, dirt),
-            mask=mask,
-            cap=cap,
-        )
+        ours, theirs = dirty(ours, mask, dirt), dirty(theirs, mask, dirt)
+        return dict(logprobs=ours, engine_logprobs=theirs, mask=mask, cap=cap)
 
     return [
         case(draw_lengths(3, 2, width=3), -1.0, 2.0),

@@ -24,11 +24,8 @@ def my_k3(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
 def _k3_cases(g: Generator) -> list[Case]:
     def case(mask: Tensor, dirt: float) -> Case:
         logprobs = dirty(uniform(g, -3, -0.1, *mask.shape), mask, dirt)
-        return dict(
-            logprobs=logprobs,
-            ref_logprobs=dirty(uniform(g, -3, -0.1, *mask.shape), mask, -1.0),
-            mask=mask,
-        )
+        ref_logprobs = dirty(uniform(g, -3, -0.1, *mask.shape), mask, -1.0)
+        return dict(logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
 
     return [
         case(draw_lengths(3, 1, width=3), 0.0),

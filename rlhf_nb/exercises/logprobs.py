@@ -30,12 +30,8 @@ def _logprobs_cases(g: Generator) -> list[Case]:
         logits = normal(g, len(mask), width, 3)
         logits[:, prompt_width - 1 : -1][~mask] = dirt
         logits[:, -1] = dirt
-        return dict(
-            logits=logits,
-            ids=integers(g, 0, 2, len(mask), width),
-            prompt_width=prompt_width,
-            mask=mask,
-        )
+        ids = integers(g, 0, 2, len(mask), width)
+        return dict(logits=logits, ids=ids, prompt_width=prompt_width, mask=mask)
 
     return [
         case(3, draw_lengths(4, 2, width=4), 9.0),

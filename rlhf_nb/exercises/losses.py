@@ -31,18 +31,13 @@ def _policy_cases(g: Generator) -> list[Case]:
         ratio: Tensor, advantages: Tensor, mask: Tensor, dirt: float, cliprange: float
     ) -> Case:
         old = dirty(uniform(g, -3, -0.2, *mask.shape), mask, dirt)
-        return dict(
-            logprobs=dirty(old + ratio.log(), mask, dirt),
-            old_logprobs=old,
-            advantages=dirty(advantages, mask, 7.0),
-            mask=mask,
-            cliprange=cliprange,
-        )
+        new, advantages = dirty(old + ratio.log(), mask, dirt), dirty(advantages, mask, 7.0)
+        given = dict(logprobs=new, old_logprobs=old, advantages=advantages, mask=mask)
+        return given | dict(cliprange=cliprange)
 
     def draw_case(mask: Tensor, dirt: float, cliprange: float) -> Case:
-        return case(
-            uniform(g, 0.3, 1.9, *mask.shape), normal(g, *mask.shape), mask, dirt, cliprange
-        )
+        ratio, advantages = uniform(g, 0.3, 1.9, *mask.shape), normal(g, *mask.shape)
+        return case(ratio, advantages, mask, dirt, cliprange)
 
     both = torch.tensor([[0.5, 1.5, 1.1, 1.7], [0.4, 0.9, 1.0, 1.0]])
     signs = torch.tensor([[1.0, 2.0, -0.5, -1.5], [-0.8, 0.6, 0.0, 0.0]])
@@ -51,9 +46,8 @@ def _policy_cases(g: Generator) -> list[Case]:
         draw_case(draw_lengths(4, 3, 0, width=4), -0.5, pick(g, [0.1, 0.15])),
         draw_case(ragged_mask(g, 3, 4), -math.inf, pick(g, [0.3, 0.4, 0.5])),
         draw_case(draw_lengths(3, width=3), 0.0, 0.3),
-        case(
-            both, signs, draw_lengths(4, 2, width=4), 0.0, pick(g, [0.3, 0.4])
-        ),  # both edges count
+        # both edges count
+        case(both, signs, draw_lengths(4, 2, width=4), 0.0, pick(g, [0.3, 0.4])),
     ]
 
 
@@ -130,19 +124,15 @@ def _value_cases(g: Generator) -> list[Case]:
     def case(
         values: Tensor, old: Tensor, returns: Tensor, mask: Tensor, dirt: float, cliprange: float
     ) -> Case:
-        return dict(
-            values=dirty(values, mask, dirt),
-            old_values=old,
-            returns=returns,
-            mask=mask,
-            cliprange_value=cliprange,
-        )
+        given = dict(values=dirty(values, mask, dirt), old_values=old, returns=returns, mask=mask)
+        return given | dict(cliprange_value=cliprange)
 
     def draw_case(mask: Tensor, dirt: float, cliprange: float) -> Case:
         old = normal(g, *mask.shape)
         moved, returns = normal(g, *mask.shape, scale=0.7), normal(g, *mask.shape, scale=1.5)
         return case(old + moved, old, returns, mask, dirt, cliprange)
 
+    ends, still = torch.tensor([[1.0, -1.0]]), torch.zeros(1, 2)
     return [
         case(
             torch.tensor([[1.0, -1.0, 0.6, -0.4], [0.1, 0.0, 0.0, 0.0]]),
@@ -155,14 +145,8 @@ def _value_cases(g: Generator) -> list[Case]:
         draw_case(draw_lengths(4, 3, 0, width=4), 3.0, pick(g, [0.1, 0.15])),
         draw_case(ragged_mask(g, 3, 4), math.inf, pick(g, [0.3, 0.4, 0.5])),
         draw_case(draw_lengths(3, width=3), 0.0, 0.3),
-        case(  # both edges count, whatever was drawn above
-            torch.tensor([[1.0, -1.0]]),
-            torch.zeros(1, 2),
-            torch.tensor([[2.0, -2.0]]),
-            draw_lengths(2, width=2),
-            0.0,
-            pick(g, [0.3, 0.4]),
-        ),
+        # both edges count, whatever was drawn above
+        case(ends, still, 2 * ends, draw_lengths(2, width=2), 0.0, pick(g, [0.3, 0.4])),
     ]
 
 

@@ -61,7 +61,7 @@ def complete(
     seed: int | None = None,  # of the sampling; None: torch's global random state
     stop_strings: StopStringCriteria | None = None,  # texts that end an answer
     on_batch: Callable[[], None] = lambda: None,  # called after each batch, to show progress
-    engine: Engine | None = None,  # with the model's weights; None: the package's own sampler
+    engine: Engine | None = None,  # samples with these weights; None: the package's own sampler
 ) -> Completions:
     "Sample one answer to every prompt. Prompts of similar length share a batch."
     if not len(prompts):

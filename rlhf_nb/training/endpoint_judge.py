@@ -192,24 +192,14 @@ class EndpointJudge:
 
         stop, failure = Event(), None
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        with (
-            httpx.Client(
-                headers=headers,
-                timeout=self.timeout,
-                limits=httpx.Limits(max_connections=self.concurrency),
-            ) as client,
-            ThreadPoolExecutor(self.concurrency) as pool,
-        ):
+        limits = httpx.Limits(max_connections=self.concurrency)
+        asking = httpx.Client(headers=headers, timeout=self.timeout, limits=limits)
+        bar: Any = dict(transient=True, disable=not sys.stderr.isatty())
+        with asking as client, ThreadPoolExecutor(self.concurrency) as pool:
             jobs = [pool.submit(self._judge, *item, client, stop) for item in missing.items()]
             try:
-                for job in track(
-                    as_completed(jobs),
-                    "judging",
-                    len(jobs),
-                    console=Console(stderr=True),
-                    transient=True,
-                    disable=not sys.stderr.isatty(),
-                ):
+                every, console = as_completed(jobs), Console(stderr=True)
+                for job in track(every, "judging", len(jobs), console=console, **bar):
                     job.result()
             except ConnectionError as error:
                 failure = error
