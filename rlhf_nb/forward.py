@@ -189,17 +189,9 @@ class Forward:
         self, pair: nn.Module, r: Rollout, entropy: str | None = None, detach: bool = False
     ) -> Forwarded:
         "Log-probs, entropy and values of some rows; `pair` may be wrapped by a launcher."
+        how = dict(temperature=self.temperature, align=self.align, chosen=r.chosen)
         with self.autocast():
-            return Forwarded(
-                *pair(
-                    *r.sequences,
-                    temperature=self.temperature,
-                    entropy=entropy,
-                    align=self.align,
-                    detach=detach,
-                    chosen=r.chosen,
-                )
-            )
+            return Forwarded(*pair(*r.sequences, entropy=entropy, detach=detach, **how))
 
     def logprobs(self, model: nn.Module, r: Rollout) -> Tensor:
         "Log-probs [B, T] of a model that is not trained, over all rows."

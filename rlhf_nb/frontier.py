@@ -82,44 +82,27 @@ def response_kl(
     stop_ids: Sequence[int] | None = None,  # None: the tokenizer's EOS
     batch_size: int = 64,
     seed: int = 0,  # of the sampling
-    ref_context: Callable[
-        [], AbstractContextManager
-    ] = nullcontext,  # policy.disable_adapter if ref is the policy
+    # policy.disable_adapter if ref is the policy
+    ref_context: Callable[[], AbstractContextManager] = nullcontext,
 ) -> Tensor:  # [N] float32, nats per response, in the order of the prompts
     """KL(policy || reference) of each response, sampled from the policy at temperature 1. Raises
     ValueError on no prompts."""
     if not len(prompts):
         raise ValueError("there are 0 prompts to measure on: give at least one.")
     stop_ids = [tokenizer.eos_token_id] if stop_ids is None else list(stop_ids)
-    rows, device = (
-        encode_prompts(prompts, tokenizer),
-        next(policy.parameters()).device,
-    )
-    generator, modes, kl = (
-        torch.Generator(device).manual_seed(seed),
-        (policy.training, ref.training),
-        [],
-    )
+    rows, device = encode_prompts(prompts, tokenizer), next(policy.parameters()).device
+    settings = Sampling(response_length, tokenizer.pad_token_id, stop_ids)
+    generator, kl = torch.Generator(device).manual_seed(seed), []
+    modes = policy.training, ref.training
     policy.eval()
     ref.eval()
     for start in range(0, len(rows), batch_size):
         ids, mask = (
             x.to(device) for x in left_pad(rows[start : start + batch_size], tokenizer.pad_token_id)
         )
-        drawn = sample(
-            policy,
-            ids,
-            mask,
-            Sampling(response_length, tokenizer.pad_token_id, stop_ids),
-            generator,
-        )
-        kl.append(
-            response_full_kl(
-                policy, ref, ids, mask, drawn.response_ids, drawn.mask, ref_context=ref_context
-            )
-            .sum(1)
-            .cpu()
-        )
+        drawn = sample(policy, ids, mask, settings, generator)
+        both = ids, mask, drawn.response_ids, drawn.mask
+        kl.append(response_full_kl(policy, ref, *both, ref_context=ref_context).sum(1).cpu())
     policy.train(modes[0])
     ref.train(modes[1])
     return torch.cat(kl)

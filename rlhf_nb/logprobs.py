@@ -54,9 +54,8 @@ def token_entropy(
 ) -> Tensor:  # [..., T] float32, in nats, between 0 and log V
     "Exact entropy over the vocabulary; a logit of -inf adds nothing."
     logp = apply_temperature(logits, temperature).log_softmax(-1)
-    return (logp.exp() * -logp.clamp(min=-1e4)).sum(
-        -1
-    )  # exp(-1e4) is 0: the clamp turns 0 * -inf into 0
+    # exp(-1e4) is 0: the clamp turns 0 * -inf into 0
+    return (logp.exp() * -logp.clamp(min=-1e4)).sum(-1)
 
 # %% ../nbs/course/05_logprobs.ipynb #a0ea6e3c
 def response_logits(

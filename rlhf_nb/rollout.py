@@ -163,9 +163,8 @@ class Rollout:
     turn_stopped: Tensor = LATER  # [B, K] true where the turn reached its stop token
     turn_rewards: Tensor = LATER  # [B, K] of the environment, 0 behind the last turn
     valued: Tensor | None = None  # [B, T] true where V has a target; None: on chosen tokens
-    stop_reason: list[str] = field(
-        default_factory=list
-    )  # terminated, truncated, max_turns, context
+    # terminated, truncated, max_turns, context
+    stop_reason: list[str] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
     conversations: list[Any] = field(default_factory=list)  # the prompts as given, if any is one
     settings: list[dict] = field(default_factory=list)  # of their chat template, such as tools

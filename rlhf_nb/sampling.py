@@ -173,6 +173,20 @@ class Conversation(Writing):
 STEPS = 3  # tokens in `cache_gap`
 
 
+def _logits_alone(model: Any, row: Tensor) -> Tensor:  # [L, V]
+    "Logits of one row [L] of ids, read as a whole."
+    inputs = dict(input_ids=row[None], attention_mask=torch.ones_like(row[None]), use_cache=False)
+    return model(**accepted_inputs(unwrap(model).forward, inputs)).logits[0].float()
+
+
+def _gap(logits: Tensor, wanted: Tensor) -> float:
+    "How far apart they are on average, in standard deviations of what is wanted."
+    known = wanted.isfinite()
+    if not known.any():  # weights that have diverged, which `draw_tokens` reports
+        return 0.0
+    return ((logits - wanted)[known].abs().mean() / wanted[known].std().clamp(min=1e-6)).item()
+
+
 @torch.no_grad()
 def cache_gap(
     model: Any,  # a causal language model
@@ -185,24 +199,17 @@ def cache_gap(
     words = torch.arange(min(16 + STEPS, most), device=device) * 7 + 3
     ends = [1 + STEPS, len(words), 2 + STEPS]
     rows = [(words[:end] + 5 * i) % min(embedding_rows(real), 64) for i, end in enumerate(ends)]
-    alone = []
-    for row in rows:
-        inputs = dict(input_ids=row[None], attention_mask=torch.ones_like(row[None]))
-        output = model(**accepted_inputs(real.forward, inputs | dict(use_cache=False)))
-        alone.append(output.logits[0, -STEPS - 1 : -1].float())
+    alone = [_logits_alone(model, row)[-STEPS - 1 : -1] for row in rows]
     ids, mask = left_pad([row[:-STEPS].tolist() for row in rows], 0)
     writing, active = Writing(model, ids.to(device), mask.to(device), cached), [0, 1, 2]
-    gaps = []
+    together, wanted = [], []
     for t in range(STEPS):
-        wanted = torch.stack([alone[i][t] for i in active])
-        gaps.append((writing.logits().float() - wanted)[wanted.isfinite()])
+        together.append(writing.logits().float())
+        wanted.append(torch.stack([alone[i][t] for i in active]))
         stay = torch.tensor([t != 0 or i != 1 for i in active], device=device)
         writing.add(torch.stack([rows[i][t - STEPS] for i in active])[:, None], stay)
         active = [i for i, keep in zip(active, stay.tolist()) if keep]
-    known = torch.cat(alone)[torch.cat(alone).isfinite()]
-    if not len(known):  # weights that have diverged, which `draw_tokens` reports
-        return 0.0
-    return (torch.cat(gaps).abs().mean() / known.std().clamp(min=1e-6)).item()
+    return _gap(torch.cat(together), torch.cat(wanted))
 
 
 def has_cache(model: Any) -> bool:
@@ -220,11 +227,8 @@ def turn_gap(
     real, device = unwrap(model), next(model.parameters()).device
     words = torch.arange(24, device=device) * 7 % min(embedding_rows(real), 64)
     rows = [words[:9], words[3:22]]
-    fronts, turns, ends = (
-        (3, 10),
-        (2, 5),
-        (8, 18),
-    )  # of the prompt, of the first turn, of what is read
+    # of the prompt, of the first turn, of what is read
+    fronts, turns, ends = (3, 10), (2, 5), (8, 18)
     ids, mask = left_pad([row[:n].tolist() for row, n in zip(rows, fronts)], 0)
     talk = Conversation(model, ids.to(device), mask.to(device))
     talk.logits()
@@ -236,17 +240,8 @@ def turn_gap(
     more = [row[a + n - 1 : end].tolist() for row, a, n, end in zip(rows, fronts, turns, ends)]
     chunk, chunk_mask = left_pad(more, 0)
     talk.go_on(torch.arange(2, device=device), chunk.to(device), chunk_mask.to(device))
-    together, alone = talk.logits().float(), []
-    for row, end in zip(rows, ends):
-        inputs = dict(input_ids=row[None, :end], attention_mask=torch.ones_like(row[None, :end]))
-        output = model(**accepted_inputs(real.forward, inputs | dict(use_cache=False)))
-        alone.append(output.logits[0, -1].float())
-    wanted = torch.stack(alone)
-    known = wanted.isfinite()
-    if not known.any():
-        return 0.0
-    gap = (together - wanted)[known].abs().mean()
-    return (gap / wanted[known].std().clamp(min=1e-6)).item()
+    alone = [_logits_alone(model, row[:end])[-1] for row, end in zip(rows, ends)]
+    return _gap(talk.logits().float(), torch.stack(alone))
 
 
 def goes_on(model: Any) -> bool:

@@ -80,45 +80,47 @@ def last_column(mask):
     return torch.arange(mask.shape[1]) == mask.shape[1] - 1
 
 
+# the message that begins so
+common = lambda beginning: next(x for x in UPDATE.mistakes if x.startswith(beginning))
+
 # The classic mistakes: the text of an answer, what it has instead, and what the verdict must call it.
 CLASSIC: dict[str, tuple[tuple[str, ...], str]] = {
     "old log-probs recomputed": (
         ("        loss = policy_loss(", "        old_logprobs = logprobs.detach()\n        loss = policy_loss("),
-        training_loop.OLD_LOGPROBS,
+        common("The old log-probs move"),
     ),
     "whitened before the mask": (
         ("whiten(advantages, mask)", "whiten(advantages, torch.ones_like(mask))"),
-        training_loop.WHITE,
+        common("Whitening counts"),
     ),
     "targets from whitened advantages": (
         (
-            "    returns = returns_from(advantages, old_values, mask)\n",
-            "",
+            "    returns = returns_from(advantages, old_values, mask)\n", "",
             "    losses = []\n",
             "    returns = returns_from(advantages, old_values, mask)\n    losses = []\n",
         ),
-        training_loop.TARGET,
+        common("The value model's target is made"),
     ),
-    "one step": (("range(epochs)", "range(1)"), training_loop.EPOCHS),
-    "mean over padding": (("loss / mask.sum()", "loss / mask.numel()"), training_loop.MEAN),
+    "one step": (("range(epochs)", "range(1)"), common("There is one step")),
+    "mean over padding": (("loss / mask.sum()", "loss / mask.numel()"), common("The loss is a mean over")),
     "reference from the policy": (
         ("response_logprobs(reference,", "response_logprobs(policy,"),
-        training_loop.REFERENCE,
+        common("The reference is never read"),
     ),
-    "score on every token": (("shape_rewards(", "paid(every_token)("), training_loop.EVERY),
-    "score in the last column": (("shape_rewards(", "paid(last_column)("), training_loop.LAST_COLUMN),
-    "minimum": (("loss = policy_loss(", "loss = smaller_policy_loss("), training_loop.CLIP),
-    "gradients kept": (("        optimizer.zero_grad()\n", ""), training_loop.ZERO),
+    "score on every token": (("shape_rewards(", "paid(every_token)("), common("The score is on every token")),
+    "score in the last column": (("shape_rewards(", "paid(last_column)("), common("The score is in the last column")),
+    "minimum": (("loss = policy_loss(", "loss = smaller_policy_loss("), common("Of the clipped")),
+    "gradients kept": (("        optimizer.zero_grad()\n", ""), common("The gradients of earlier")),
     "values with a gradient": (
         (
             "    with torch.no_grad():\n        old_values =",
             "    if True:\n        old_values =",
         ),
-        training_loop.GRADIENT,
+        common("The old values have a gradient, and through"),
     ),
     "KL the other way round": (
         ("estimate_kl(old_logprobs, ref_logprobs)", "estimate_kl(ref_logprobs, old_logprobs)"),
-        training_loop.SIGN,
+        common("The sign of the KL"),
     ),
 }  # fmt: skip
 
@@ -259,7 +261,7 @@ def test_what_one_draw_cannot_tell_apart_fails_in_another():
 # catches: worlds in which no value falls far enough for the lower end of its clip
 def test_every_end_of_a_clip_matters_in_each_draw():
     seed = 1634561874
-    without = rewrite(my_update, ("old_values - 0.2", "old_values - 1.2"))
+    without = rewrite(my_update, "old_values - 0.2 → old_values - 1.2")
     first_worlds = training_loop.two_worlds(torch.Generator().manual_seed(seed))
     assert all(
         same(run_update(without, world), run_update(my_update, world)) for world in first_worlds

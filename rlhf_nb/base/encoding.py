@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-Turns = (
-    str | Sequence[Mapping[str, Any]]
-)  # text, or a conversation: [{"role": "user", "content": "..."}, ...]
+# text, or a conversation: [{"role": "user", "content": "..."}, ...]
+Turns = str | Sequence[Mapping[str, Any]]
 
 
 def check_turns(x: Any, name: str) -> list[Any]:

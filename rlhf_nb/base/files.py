@@ -12,10 +12,7 @@ from typing import Any
 DEMO_MARK = "demo.json"  # in a folder that `rlhf-nb demo` wrote: the name of that run
 
 
-def write_text_atomic(
-    path: str | Path,
-    text: str,
-) -> None:
+def write_text_atomic(path: str | Path, text: str) -> None:
     "Write beside the file and rename, so that no reader ever sees half of it."
     beside = Path(f"{path}.partial")
     try:
@@ -83,10 +80,7 @@ def log_history(
     return rows
 
 
-def append_jsonl(
-    path: str | Path,
-    row: dict[str, Any],
-) -> None:
+def append_jsonl(path: str | Path, row: dict[str, Any]) -> None:
     "Add one line. A last line that was cut off is removed first."
     path = Path(path)
     if is_cut_off(path):

@@ -104,17 +104,10 @@ def uses_cache(
         return True
     found = _findings.setdefault(inner, Findings())
     if found.cached is None:
-        found.cached, found.mixes_rows = _probe_cache(model, inner, gap)
+        with _exactly(model, inner) as limit:
+            found.cached = _try_cache(partial(gap, model), limit, type(inner).__name__)
+            found.mixes_rows = reads_end_to_end(inner) and not _rows_apart(inner)
     return found.cached
-
-
-def _probe_cache(
-    model: Any, inner: PreTrainedModel, gap: Callable[[Any, bool], float]
-) -> tuple[bool, bool]:
-    "Whether a model is sampled with a cache, and whether it mixes rows that lie end to end."
-    with _exactly(model, inner) as limit:
-        cached = _try_cache(partial(gap, model), limit, type(inner).__name__)
-        return cached, reads_end_to_end(inner) and not _rows_apart(inner)
 
 
 @contextmanager

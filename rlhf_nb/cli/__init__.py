@@ -45,17 +45,9 @@ def overview() -> str:
         "--config_file ddp.yaml -m rlhf_nb.cli COMMAND ..., which is accelerate launch with the "
         f"names of recipes. Recipes of the package, in {RECIPES}: {recipes}."
     )
-    return "\n".join(
-        [
-            "usage: rlhf-nb COMMAND [--OPTION VALUE ...]",
-            "",
-            "Learn, run and trust RLHF with PPO.",
-            "",
-            *(f"  {name:{max(map(len, COMMANDS))}}  {line}" for name, line in COMMANDS.items()),
-            "",
-            textwrap.fill(more, width=100, break_on_hyphens=False),
-        ]
-    )
+    head = "usage: rlhf-nb COMMAND [--OPTION VALUE ...]\n\nLearn, run and trust RLHF with PPO.\n"
+    lines = [f"  {name:{max(map(len, COMMANDS))}}  {line}" for name, line in COMMANDS.items()]
+    return "\n".join([head, *lines, "", textwrap.fill(more, width=100, break_on_hyphens=False)])
 
 
 def main(words: list[str] | None = None) -> int:

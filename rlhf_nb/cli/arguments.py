@@ -188,7 +188,7 @@ TRAINED = (
 )
 
 
-def supervised_options(*model: str, training: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def supervised_options(*model: str, training: Sequence[str]) -> dict[str, Sequence[str]]:
     "What --help lists of `sft` and `reward`: their options of model and training among the others."
     limits = ("max_prompt_length", "max_completion_length", "max_length")
     splits = ("dataset_train_split", "dataset_test_split")
@@ -197,12 +197,6 @@ def supervised_options(*model: str, training: Sequence[str]) -> dict[str, tuple[
     return {
         "data and model": ("config", "dataset_name", *model, "output_dir", *splits, *limits),
         "training": (*usual, *batch, *training, "bf16", "use_peft", "seed"),
-        "logs and checkpoints": (
-            "logging_steps",
-            "eval_strategy",
-            "save_steps",
-            "report_to",
-            "resume",
-        ),
+        "logs and checkpoints": "logging_steps eval_strategy save_steps report_to resume".split(),
         "help": ("help", "help_all"),
     }

@@ -377,10 +377,8 @@ def judge_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizer
             won[name, temperature] = outcomes([one.gold for one in golds], theirs)
             if temperature == 0.01:
                 frame = completions_table(with_scores(made, reward_model, tokenizer))
-                frame["gold"], frame["reference"] = (
-                    [v.gold for v in golds],
-                    list(posts["completion"]),
-                )
+                frame["gold"] = [v.gold for v in golds]
+                frame["reference"] = list(posts["completion"])
                 frame.to_csv(run.folder / "completions" / f"{name}.csv", index=False)
     paired = [paired_row(won["ppo", t], won["sft", t], t) for t in (0.01, 1.0)]
     results = dict(

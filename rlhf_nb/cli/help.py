@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ class About:
     usage: str  # behind "rlhf-nb"
     text: str  # what it does, what it needs, what it writes
     examples: tuple[str, ...]
-    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of `--help`, by heading
+    options: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of `--help`, by heading
     required: Mapping[str, str] = field(default_factory=dict)  # option -> "required", or a remark
     help: Mapping[str, str] = field(default_factory=dict)  # option -> a shorter text than its own
     section: str = ""  # of a recipe that the command reads; empty: that of its own name

@@ -255,14 +255,8 @@ def write_verdicts(
     path: str, ours: Completions, theirs: list[str], scores: list[float | None]
 ) -> None:
     "A CSV file with a line for each pair; it appears whole."
-    frame = pd.DataFrame(
-        {
-            "query": ours.prompts,
-            "model response": ours.texts,
-            "compared with": theirs,
-            "verdict": scores,
-        }
-    )
+    names = ["query", "model response", "compared with", "verdict"]
+    frame = pd.DataFrame(zip(ours.prompts, ours.texts, theirs, scores), columns=names)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     frame.to_csv(f"{path}.partial", index=False)
     os.replace(f"{path}.partial", path)

@@ -53,35 +53,16 @@ ABOUT = About(
     ),
     options={
         "data and models": (
-            "config",
-            "dataset_name",
-            "model_name_or_path",
-            "reward_model_path",
-            "reward_function",
-            "output_dir",
-            "dataset_train_split",
-            "max_prompt_length",
-        ),
+            "config dataset_name model_name_or_path reward_model_path reward_function output_dir "
+            "dataset_train_split max_prompt_length"
+        ).split(),
         "responses": (
-            "response_length",
-            "temperature",
-            "stop_token",
-            "missing_eos_penalty",
-            "environment",
-            "max_turns",
-        ),
+            "response_length temperature stop_token missing_eos_penalty environment max_turns"
+        ).split(),
         "training": (
-            "total_episodes",
-            "learning_rate",
-            "kl_coef",
-            "num_ppo_epochs",
-            "num_mini_batches",
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-            "bf16",
-            "use_peft",
-            "seed",
-        ),
+            "total_episodes learning_rate kl_coef num_ppo_epochs num_mini_batches "
+            "per_device_train_batch_size gradient_accumulation_steps bf16 use_peft seed"
+        ).split(),
         "logs and checkpoints": ("save_rollouts", "save_steps", "report_to", "resume", "dry_run"),
         "help": ("help", "help_all"),
     },

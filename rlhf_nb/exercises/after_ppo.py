@@ -31,31 +31,19 @@ OTHERS = Exercise(
     _others_cases,
     "Each response is measured against what the others to its prompt earned.",
     {
-        "That is the mean of the whole group: leave the response itself out.": (
-            "(total - groups) / (size - 1)",
-            "(total - 0 * groups) / size",
-        ),
-        "The response itself is missing from the sum and still in the count: divide by size - 1.": (
-            "(size - 1)",
-            "size",
-        ),
-        "The response itself is in the sum: subtract it before you divide by size - 1.": (
-            "(total - groups)",
-            "(total - 0 * groups)",
-        ),
-        "These are the advantages: give the baseline alone.": ("return (", "return (groups - "),
-        "The sign is wrong: the others' mean, not minus it.": (
-            "(total - groups)",
-            "(groups - total)",
-        ),
-        "You average over the whole batch: only responses to the same prompt are compared.": (
-            "(total - groups) / (size - 1)",
-            "(earned.sum() - groups) / (len(earned) - 1)",
-        ),
-        "A group is `size` responses in a row. You took responses that are far apart.": (
-            "(-1, size))",
-            "(size, -1)).T",
-        ),
-        "You return sums: divide by the number of the others.": (" / (size - 1)", ""),
+        "That is the mean of the whole group: leave "
+        "the response itself out.": "(total - groups) / (size - 1) → (total - 0 * groups) / size",
+        "The response itself is missing from the sum and still in the count: "
+        "divide by size - 1.": "(size - 1) → size",
+        "The response itself is in the sum: "
+        "subtract it before you divide by size - 1.": "(total - groups) → (total - 0 * groups)",
+        "These are the advantages: "
+        "give the baseline alone.": "return ((total → return (groups - (total",
+        "The sign is wrong: the others' mean, not minus it.": "(total - groups) → (groups - total)",
+        "You average over the whole batch: only responses to the same prompt are "
+        "compared.": "(total - groups) / (size - 1) → (earned.sum() - groups) / (len(earned) - 1)",
+        "A group is `size` responses in a row. "
+        "You took responses that are far apart.": "(-1, size)) → (size, -1)).T",
+        "You return sums: divide by the number of the others.": " / (size - 1) →",
     },
 )

@@ -77,17 +77,13 @@ STEP_REWARDS = Exercise(
     "What was paid so far is always what the text so far is worth: a loop earns nothing.",
     {
         "You pay each right mention, so a policy that says one fact again and again earns a point "
-        "each time. Pay what the text is worth now, less what it was worth before.": (
-            PAID,
-            "float(facts[slot] == value)",
-        ),
-        "You pay the whole total at each step, so any further step earns it again: subtract the "
-        "total before.": (PAID, "float(points)"),
+        "each time. Pay what the text is worth now, "
+        "less what it was worth before.": f"{PAID} → float(facts[slot] == value)",
+        "You pay the whole total at each step, so any further step earns it again: "
+        "subtract the total before.": f"{PAID} → float(points)",
         "You pay progress and charge nothing for a relapse, so a policy that takes a fact back and "
-        "tells it again earns a point a round: let the difference be negative.": (
-            PAID,
-            "max(0.0, points - before)",
-        ),
+        "tells it again earns a point a round: "
+        "let the difference be negative.": f"{PAID} → max(0.0, points - before)",
         "You never take a point back: where a right fact is told and then replaced by a wrong one, "
         "you have paid more than the old reward.": _once,
         "You pay all at the end: the sum is right, and no step learns what it earned. Pay at each "
@@ -100,15 +96,11 @@ STEP_REWARDS = Exercise(
         "told.": "[0.0, *rewards]",
         "These are the rewards to go: the trainer adds up by itself. Give what each step "
         "earned.": _to_go,
-        "The sum is not the old reward: a wrong value counts 0, and not -1.": (
-            RIGHT,
-            "sum(1 if facts[s] == v else -1 for s, v in now.items())",
-        ),
-        "The sum is not the old reward: that is the number of facts, and you pay a share of "
-        "them.": (PAID, "(points - before) / len(facts)"),
-        "The sign is wrong: what the text is worth now, less what it was worth before.": (
-            PAID,
-            "float(before - points)",
-        ),
+        "The sum is not the old reward: a wrong value counts "
+        "0, and not -1.": f"{RIGHT} → sum(1 if facts[s] == v else -1 for s, v in now.items())",
+        "The sum is not the old reward: that is the number of facts, "
+        "and you pay a share of them.": f"{PAID} → (points - before) / len(facts)",
+        "The sign is wrong: what the text is worth now, "
+        "less what it was worth before.": f"{PAID} → float(before - points)",
     },
 )

@@ -49,12 +49,11 @@ def draw_lengths(*rows: int, width: int) -> Tensor:
     return torch.arange(width) < torch.tensor(rows)[:, None]
 
 
-def ragged_mask(g: Generator, rows: int, width: int, empty: bool = True) -> Tensor:
+def ragged_mask(g: Generator, rows: int, width: int) -> Tensor:
     """A mask of responses: one fills its row, one has a single token less, the others are random;
-    the last one is empty if `empty`."""
+    the last one is empty."""
     each = [width, width - 1, *integers(g, 1, width, max(rows - 2, 0)).tolist()]
-    if empty:
-        each[rows - 1] = 0
+    each[rows - 1] = 0
     order = [0] if rows == 1 else [*torch.randperm(rows - 1, generator=g).tolist(), rows - 1]
     return draw_lengths(*(each[i] for i in order), width=width)
 

@@ -33,8 +33,8 @@ from rlhf_nb.exercises.values import (
 )
 from rlhf_nb.ui.html import element, inline
 
-# A mistake: what is returned instead; edits of the right answer: old, new, ...; or a program.
-Wrong = str | tuple[str, ...] | Callable
+# A mistake: what is returned instead, edits of the right answer ("old → new; old →"), or a program.
+Wrong = str | Callable
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,17 @@ class Verdict:
         return element("div", text, seen, style=inline("verdict", ground=ground))
 
 
-def rewrite(right: Callable, edits: str | tuple[str, ...]) -> Callable:
-    """The right answer with pieces of its source replaced: old, new, old, new ...; or with another
+def rewrite(right: Callable, edits: str) -> Callable:
+    """The right answer with pieces of its source replaced, "old → new; old →", or with another
     expression in its last return."""
     source = textwrap.dedent(inspect.getsource(right))
-    if isinstance(edits, str):
-        edits = ("return " + source.rpartition("return ")[2], f"return {edits}\n")
-    for old, new in zip(edits[::2], edits[1::2]):
+    if " →" not in edits:
+        edits = f"{source[source.rindex('return ') :]} → return {edits}\n"
+    for edit in edits.split("; "):
+        old, _, new = edit.partition(" →")
         if old not in source:
             raise ValueError(f"{old!r} does not occur in {right.__name__}: correct the edit.")
-        source = source.replace(old, new)
+        source = source.replace(old, new[1:])
     scope = dict(right.__globals__)
     exec(compile(source, f"<{right.__name__} with a mistake>", "exec"), scope)
     return scope[right.__name__]
@@ -157,7 +158,8 @@ class Exercise:
         want = [self.result(self.right, fresh(case)) for case in cases]
         failing = [i for i in range(len(cases)) if not same(got[i], want[i])]
         weights = [i for i in range(len(cases)) if not failing and self.flows(cases[i])]
-        failing += [i for i in weights if self._gradients_differ(answer, cases[i])]
+        by = lambda program, i: self.gradients(program, cases[i])
+        failing += [i for i in weights if not _same_gradients(by(answer, i), by(self.right, i))]
         if not failing:
             return Verdict(True, self.praise)
         worst = min(failing, key=lambda i: (not _finite(cases[i]), _size(cases[i])))
@@ -225,7 +227,7 @@ class Exercise:
         if isinstance(result, Raised):
             return None
         generator = torch.Generator().manual_seed(0)
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, requires_grad=True)
         for part in result if isinstance(result, (tuple, list)) else [result]:
             number = numbers(part)
             if number is None or not number.requires_grad:
@@ -233,11 +235,7 @@ class Exercise:
             weight = torch.rand(number.numel(), generator=generator, dtype=torch.float64) + 0.5
             total = total + (weight * number.double().reshape(-1)).sum()
         try:
-            grads = (
-                torch.autograd.grad(total, every, allow_unused=True)
-                if (total.requires_grad)
-                else [None] * len(every)
-            )
+            grads = torch.autograd.grad(total, every, allow_unused=True)
         except RuntimeError:  # changed in place after it was used
             return None
         rest = iter(torch.zeros_like(x) if one is None else one for x, one in zip(every, grads))
@@ -246,9 +244,6 @@ class Exercise:
             name: xs[0] if len(xs) == 1 else torch.cat([x.reshape(-1) for x in xs])
             for name, xs in flat.items()
         }
-
-    def _gradients_differ(self, answer: Callable, case: Case) -> bool:
-        return not _same_gradients(self.gradients(answer, case), self.gradients(self.right, case))
 
     def _gradient_mistake(self, answer: Callable, case: Case) -> str:
         got, want = self.gradients(answer, case), self.gradients(self.right, case)

@@ -25,12 +25,8 @@ def _weights_cases(g: Generator) -> list[Case]:
         theirs = uniform(g, -3, -0.2, *mask.shape)
         ours = theirs + uniform(g, -1.5, 1.5, *mask.shape)
         ours[0, :2] = theirs[0, :2] + torch.tensor([2.5, -0.8])
-        return dict(
-            logprobs=dirty(ours, mask, dirt),
-            engine_logprobs=dirty(theirs, mask, dirt),
-            mask=mask,
-            cap=cap,
-        )
+        ours, theirs = dirty(ours, mask, dirt), dirty(theirs, mask, dirt)
+        return dict(logprobs=ours, engine_logprobs=theirs, mask=mask, cap=cap)
 
     return [
         case(draw_lengths(3, 2, width=3), -1.0, 2.0),
@@ -46,52 +42,36 @@ WEIGHTS = Exercise(
     _weights_cases,
     "What was sampled too often counts less, and no token counts for more than the cap.",
     {
-        "The ratio is upside down, with the two swapped: it is the trainer's probability over "
-        "the engine's, logprobs - engine_logprobs.": (
-            "logprobs - engine_logprobs",
-            "engine_logprobs - logprobs",
-        ),
-        "That is the log of the weight: take its exponential.": ("gap.exp()", "gap"),
-        "cap makes no difference, and nothing is truncated: a weight is at most cap.": (CUT, ""),
-        "You clip the log of the weight at cap: take the exponential first.": (
-            "gap.exp().clamp(max=cap)",
-            "gap.clamp(max=cap).exp()",
-        ),
-        "You raise small weights too: a token that the engine samples too often must count "
-        "less. Truncate from above alone, without a lower bound.": (CUT, ".clamp(1 / cap, cap)"),
-        "You raise small weights to cap: cap is the largest that a weight may be, a maximum "
-        "and no minimum.": (CUT, ".clamp(min=cap)"),
-        "You cap the weights at 1: they may be as large as cap.": (CUT, ".clamp(max=1.0)"),
-        "You drop tokens beyond the cap: truncating keeps them, with the weight cap.": (
-            "gap.exp().clamp(max=cap)",
-            "torch.where(gap.exp() > cap, 0.0, gap.exp())",
-        ),
-        "Zero times NaN is NaN: choose by the mask, do not multiply by it.": (
-            "torch.where(mask, weights, 0.0)",
-            "(weights * mask)",
-        ),
+        "The ratio is upside down, with the two swapped: it is the trainer's probability over the "
+        "engine's, logprobs "
+        "- engine_logprobs.": "logprobs - engine_logprobs → engine_logprobs - logprobs",
+        "That is the log of the weight: take its exponential.": "gap.exp() → gap",
+        "cap makes no difference, and nothing is truncated: a weight is at most cap.": f"{CUT} →",
+        "You clip the log of the weight at cap: "
+        "take the exponential first.": "gap.exp().clamp(max=cap) → gap.clamp(max=cap).exp()",
+        "You raise small weights too: a token that the engine samples too often must count less. "
+        "Truncate from above alone, without a lower bound.": f"{CUT} → .clamp(1 / cap, cap)",
+        "You raise small weights to cap: cap is the largest that a weight may be, "
+        "a maximum and no minimum.": f"{CUT} → .clamp(min=cap)",
+        "You cap the weights at 1: they may be as large as cap.": f"{CUT} → .clamp(max=1.0)",
+        "You drop tokens beyond the cap: truncating keeps them, with the "
+        "weight cap.": "gap.exp().clamp(max=cap) → torch.where(gap.exp() > cap, 0.0, gap.exp())",
+        "Zero times NaN is NaN: choose by the mask, "
+        "do not multiply by it.": "torch.where(mask, weights, 0.0) → (weights * mask)",
         "Padding has the weight 1, the exponential of 0: it should be 0 there, by the mask.": (
-            "gap = logprobs - engine_logprobs",
-            "gap = torch.where(mask, logprobs - engine_logprobs, 0.0)",
-            "torch.where(mask, weights, 0.0)",
-            "weights",
+            "gap = logprobs - engine_logprobs → gap = torch.where(mask, "
+            "logprobs - engine_logprobs, 0.0); torch.where(mask, weights, 0.0) → weights"
         ),
-        "Padding has a weight: it should be 0 there, by the mask.": (
-            "torch.where(mask, weights, 0.0)",
-            "weights",
-        ),
-        "All tokens of a row have one weight: each token has its own.": (
-            "gap.exp()",
-            "torch.where(mask, gap, 0.0).sum(1, keepdim=True).expand_as(gap).exp()",
-        ),
+        "Padding has a weight: "
+        "it should be 0 there, by the mask.": "torch.where(mask, weights, 0.0) → weights",
+        "All tokens of a row have one weight: each token has its "
+        "own.": "gap.exp() → torch.where(mask, gap, 0.0).sum(1, keepdim=True).expand_as(gap).exp()",
         "You scale the weights to mean 1: each is a ratio, as it is.": (
-            "torch.where(mask, weights, 0.0)",
-            "torch.where(mask, weights / weights[mask].mean(), 0.0)",
+            "torch.where(mask, weights, 0.0) → "
+            "torch.where(mask, weights / weights[mask].mean(), 0.0)"
         ),
-        "The weights carry a gradient, and should be constants of the loss: a detach is missing.": (
-            ".detach()",
-            "",
-        ),
+        "The weights carry a gradient, and should be constants of the loss: "
+        "a detach is missing.": ".detach() →",
     },
     grads=("logprobs",),
 )

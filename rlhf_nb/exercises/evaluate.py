@@ -44,37 +44,25 @@ BEST_OF_N = Exercise(
     _best_of_n_cases,
     "You considered every set of n and sampled none.",
     {
-        "You weighted the scores in the order in which they came: sort them, smallest first.": (
-            "sorted(scores)",
-            "scores",
-        ),
-        "You sorted the largest first: that is the smallest of n, not the largest.": (
-            "sorted(scores)",
-            "sorted(scores)[::-1]",
-        ),
+        "You weighted the scores in the order in which they came: "
+        "sort them, smallest first.": "sorted(scores) → scores",
+        "You sorted the largest first: "
+        "that is the smallest of n, not the largest.": "sorted(scores) → sorted(scores)[::-1]",
         "The score at index i, counted from 0, has i scores below it, not i + 1: your index is "
-        "off by one, and your weights add up to more than 1.": (WAYS, "math.comb(i + 1, n - 1)"),
-        "The score at index i, counted from 0, has i scores below it, not i - 1: your index is "
-        "off by one, and your weights add up to less than 1.": (
-            WAYS,
-            "(math.comb(i - 1, n - 1) if i else 0)",
-        ),
-        "The arguments of math.comb are swapped: math.comb(k, m) chooses m of k.": (
-            WAYS,
-            "math.comb(n - 1, i)",
-        ),
-        "You choose n of the scores below: choose n - 1, because the score itself is the n-th.": (
-            WAYS,
-            "math.comb(i, n)",
-        ),
-        "You choose n + 1 of the scores below: choose n - 1, because the score itself is the "
-        "n-th.": (WAYS, "math.comb(i, n + 1)"),
-        "You choose n - 2 of the scores below, so you are off by one: n - 1 of them and the "
-        "score itself make n.": (WAYS, "math.comb(i, max(n - 2, 0))"),
-        "You divide the number of sets by the score: multiply each score by it.": (
-            "math.comb(i, n - 1) * score",
-            "math.comb(i, n - 1) / score",
-        ),
+        "off by one, and your weights add up to more than 1.": f"{WAYS} → math.comb(i + 1, n - 1)",
+        "The score at index i, counted from 0, has i scores below it, not i - 1: your index is off "
+        "by one, and your weights "
+        "add up to less than 1.": f"{WAYS} → (math.comb(i - 1, n - 1) if i else 0)",
+        "The arguments of math.comb are swapped: "
+        "math.comb(k, m) chooses m of k.": f"{WAYS} → math.comb(n - 1, i)",
+        "You choose n of the scores below: "
+        "choose n - 1, because the score itself is the n-th.": f"{WAYS} → math.comb(i, n)",
+        "You choose n + 1 of the scores below: "
+        "choose n - 1, because the score itself is the n-th.": f"{WAYS} → math.comb(i, n + 1)",
+        "You choose n - 2 of the scores below, so you are off by one: "
+        "n - 1 of them and the score itself make n.": f"{WAYS} → math.comb(i, max(n - 2, 0))",
+        "You divide the number of sets by the score: "
+        "multiply each score by it.": "math.comb(i, n - 1) * score → math.comb(i, n - 1) / score",
         "You multiply by the number of sets: divide by it.": f"total * {SETS}",
         "That is the best of one set, "
         "the first n scores: average over all sets.": "max(scores[:n])",
@@ -82,12 +70,10 @@ BEST_OF_N = Exercise(
         "That is the mean of the scores: n makes no difference.": "sum(scores) / len(scores)",
         "That is the mean of the n largest scores: average, over all sets of n, the largest of "
         "each.": "sum(ordered[-n:]) / n",
-        "You sampled with replacement: one answer can then fill a set alone, and the estimate "
-        "is too low.": (WAYS, "((i + 1) ** n - i**n)", SETS, "len(scores) ** n"),
+        "You sampled with replacement: one answer can then fill a set alone, and "
+        "the estimate is too low.": f"{WAYS} → ((i + 1) ** n - i**n); {SETS} → len(scores) ** n",
         "That is a sum: divide it by the number of sets (math.comb).": "total",
-        "You divided by the number of scores: divide by the number of sets (math.comb).": (
-            SETS,
-            "len(scores)",
-        ),
+        "You divided by the number of scores: "
+        "divide by the number of sets (math.comb).": f"{SETS} → len(scores)",
     },
 )

@@ -73,7 +73,6 @@ def _impossible_cases(g: Generator) -> list[Case]:
 
 
 ENTROPY = "min(entropy) < 0"
-EARLY = "max(abs(x) for x in kl[: still + 1]) > 0.001"
 DEAD = "max(clipfrac[still:]) == 0"
 
 IMPOSSIBLE = Exercise(
@@ -81,58 +80,37 @@ IMPOSSIBLE = Exercise(
     _impossible_cases,
     "A number that cannot be is found without knowing what healthy looks like.",
     {
-        "You stop one update too early with the KL: the answers of update still + 1 were written "
-        "before the policy took its first step.": ("still + 1", "still"),
-        "You go one update too far with the KL: behind update still + 1 the policy has moved, and "
-        "then a KL may be anything.": ("still + 1", "still + 2"),
-        "You ask for a KL of 0 in all updates: later it is what the score costs.": (
-            "kl[: still + 1]",
-            "kl",
-        ),
-        "You look at the first update alone: the KL must be 0 up to update still + 1.": (
-            "kl[: still + 1]",
-            "kl[:1]",
-        ),
-        "A KL below 0 at the start is as impossible as one above: take the absolute value.": (
-            "abs(x)",
-            "x",
-        ),
-        "You add up the early KLs, so that +0.3 and -0.3 cancel: look at each.": (
-            EARLY,
-            "abs(sum(kl[: still + 1])) > 0.001",
-        ),
-        "A KL of 0.0005 at the start is rounding: allow 0.001.": ("> 0.001", "!= 0"),
-        "A KL of exactly 0.001 is allowed: use >, not >=.": ("> 0.001", ">= 0.001"),
-        "You look at the last entropy alone: it may be below 0 anywhere.": (
-            "min(entropy)",
-            "entropy[-1]",
-        ),
-        "An entropy of 0 is possible: a policy that is quite sure. Use <, not <=.": (
-            ENTROPY,
-            "min(entropy) <= 0",
-        ),
-        "You take the mean of the entropies, which hides one that is below 0.": (
-            ENTROPY,
-            "sum(entropy) < 0",
-        ),
-        "A clip fraction of 0 while only the value model learns is right: look at the updates "
-        "behind it.": (DEAD, "min(clipfrac) == 0"),
-        "One update in which nothing is clipped can be: clipfrac cannot be 0 in all of them.": (
-            DEAD,
-            "min(clipfrac[still:]) == 0",
-        ),
-        "A small clip fraction is no zero: compare with 0 exactly.": (
-            DEAD,
-            "max(clipfrac[still:]) < 0.01",
-        ),
-        "You look at the last update's clip fraction alone: look at all behind the first still.": (
-            DEAD,
-            "clipfrac[-1] == 0",
-        ),
-        "You return the numbers that are possible.": ("if ill", "if not ill"),
+        "You stop one update too early with the KL: the answers of update "
+        "still + 1 were written before the policy took its first step.": "still + 1 → still",
+        "You go one update too far with the KL: behind update still + 1 the policy has moved, "
+        "and then a KL may be anything.": "still + 1 → still + 2",
+        "You ask for a KL of 0 in all updates: "
+        "later it is what the score costs.": "kl[: still + 1] → kl",
+        "You look at the first update alone: "
+        "the KL must be 0 up to update still + 1.": "kl[: still + 1] → kl[:1]",
+        "A KL below 0 at the start is as impossible as one above: "
+        "take the absolute value.": "abs(x) → x",
+        "You add up the early KLs, so that +0.3 and -0.3 "
+        "cancel: look at each.": "max(abs(x) for x in kl[: still + 1]) → abs(sum(kl[: still + 1]))",
+        "A KL of 0.0005 at the start is rounding: allow 0.001.": "> 0.001 → != 0",
+        "A KL of exactly 0.001 is allowed: use >, not >=.": "> 0.001 → >= 0.001",
+        "You look at the last entropy alone: "
+        "it may be below 0 anywhere.": "min(entropy) → entropy[-1]",
+        "An entropy of 0 is possible: "
+        "a policy that is quite sure. Use <, not <=.": f"{ENTROPY} → min(entropy) <= 0",
+        "You take the mean of the entropies, "
+        "which hides one that is below 0.": f"{ENTROPY} → sum(entropy) < 0",
+        "A clip fraction of 0 while only the value model learns is right: "
+        "look at the updates behind it.": f"{DEAD} → min(clipfrac) == 0",
+        "One update in which nothing is clipped can be: "
+        "clipfrac cannot be 0 in all of them.": f"{DEAD} → min(clipfrac[still:]) == 0",
+        "A small clip fraction is no zero: "
+        "compare with 0 exactly.": f"{DEAD} → max(clipfrac[still:]) < 0.01",
+        "You look at the last update's clip fraction alone: "
+        "look at all behind the first still.": f"{DEAD} → clipfrac[-1] == 0",
+        "You return the numbers that are possible.": "if ill → if not ill",
         "You return the first name only: return all, in the order entropy, kl, clipfrac.": (
-            "for name, ill in found.items() if ill]",
-            "for name, ill in found.items() if ill][:1]",
+            "for name, ill in found.items() if ill] → for name, ill in found.items() if ill][:1]"
         ),
         "The order is entropy, kl, clipfrac.": "sorted(name for name, ill in found.items() if ill)",
     },

@@ -48,11 +48,9 @@ MEAN = Exercise(
         "You divided by the number of all columns, padding included: count the real tokens, by "
         "the mask. And 0 times infinity is NaN: replace what is on padding, do not multiply it "
         "by zero.": "(x * mask).mean()",
-        "With infinity on padding you return NaN, because 0 times infinity is NaN: replace "
-        "what is on padding, by the mask, do not multiply it by zero.": (
-            "torch.where(mask, x, 0.0)",
-            "(x * mask)",
-        ),
+        "With infinity on padding you return NaN, because 0 times infinity is NaN: replace what is "
+        "on padding, by the mask, "
+        "do not multiply it by zero.": "torch.where(mask, x, 0.0) → (x * mask)",
         "Two cases are wrong. With infinity on padding, 0 times infinity is NaN: replace what "
         "is on padding. Without any real token, 0 divided by 0 is NaN: keep the count at 1 or "
         "more.": "(x * mask).sum() / mask.sum()",
@@ -102,10 +100,8 @@ RESPONSE_MASK = Exercise(
         "ends it.": "(is_stop.flip(1).cumsum(1).flip(1) > 0) | (is_stop.sum(1, keepdim=True) == 0)",
         "You go on after the first stop token, until just before the second: a token stays if "
         "no stop token came before it.": "is_stop.cumsum(1) <= 1",
-        "You look only for the first of stop_ids: any of them ends a row.": (
-            "stop_ids)",
-            "stop_ids[:1])",
-        ),
+        "You look only for the first of stop_ids: "
+        "any of them ends a row.": "stop_ids) → stop_ids[:1])",
         "argmax of a row without a true is 0, so a response that never stopped is cut to one "
         "token: such a row has to be true "
         "throughout.": "torch.arange(response_ids.shape[1]) <= is_stop.argmax(1, keepdim=True)",
@@ -115,16 +111,11 @@ RESPONSE_MASK = Exercise(
             "(is_stop.cumsum(1) - is_stop).roll(1, 1) * (torch.arange(response_ids.shape[1]) > "
             "0) == 0"
         ),
-        "The count runs down the columns: count the stop tokens along each row.": (
-            "cumsum(1)",
-            "cumsum(0)",
-        ),
+        "The count runs down the columns: "
+        "count the stop tokens along each row.": "cumsum(1) → cumsum(0)",
         "You keep what comes between the first stop token and the second: the count of stop tokens "
         "before a token has to be 0, so you are off by one.": "is_stop.cumsum(1) - is_stop == 1",
-        "You multiply the stop tokens: count them, with a running sum, cumsum.": (
-            "cumsum",
-            "cumprod",
-        ),
+        "You multiply the stop tokens: count them, with a running sum, cumsum.": "cumsum → cumprod",
         "Everything is true: what was sampled after a stop token is padding.": "is_stop >= 0",
     },
 )

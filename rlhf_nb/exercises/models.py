@@ -50,36 +50,26 @@ VALUES = Exercise(
         "You read the column of the token itself, where the model has seen the choice: your "
         "index is off by one.": "torch.where(mask, numbers[:, prompt_width:], 0.0)",
         "You read each token's own column, and put a 0 at the end: read V one column earlier.": (
-            BEFORE,
-            "torch.nn.functional.pad(numbers[:, prompt_width:], (0, 1))",
-            REAL,
-            "torch.nn.functional.pad(mask, (0, 1))",
+            f"{BEFORE} → torch.nn.functional.pad(numbers[:, prompt_width:], (0, 1)); "
+            f"{REAL} → torch.nn.functional.pad(mask, (0, 1))"
         ),
-        "You read one column too early: the first value is in the last prompt column.": (
-            BEFORE,
-            "numbers[:, columns - 1]",
-        ),
+        "You read one column too early: "
+        "the first value is in the last prompt column.": f"{BEFORE} → numbers[:, columns - 1]",
         "The value after the last token is missing: return one column more than there are "
         "tokens, T + 1.": "torch.where(mask, before[:, :-1], 0.0)",
-        "The value after the last token is 0 here: it is read at the last token, so keep it.": (
-            REAL,
-            "torch.nn.functional.pad(mask, (0, 1))",
-        ),
-        "A response without a token still has V_0, which is read in the prompt: put a column "
-        "of true in front of the mask.": (REAL, "torch.cat([mask[:, :1], mask], 1)"),
+        "The value after the last token is 0 here: it "
+        "is read at the last token, so keep it.": f"{REAL} → torch.nn.functional.pad(mask, (0, 1))",
+        "A response without a token still has V_0, which is read in the prompt: "
+        "put a column of true in front of the mask.": f"{REAL} → torch.cat([mask[:, :1], mask], 1)",
         "Padding is not 0: clear it by the mask.": "before",
         "With infinity or NaN on padding you leave NaN there: replace it by 0, do not multiply "
         "by the mask.": "before * real",
-        "Padding has to be 0, so that the sum over a row is the sum over its tokens.": (
-            "0.0)",
-            "1.0)",
-        ),
-        "You return a column more than T + 1: the first is before the last prompt column, so "
-        "an index is off by one.": (
-            "torch.arange(prompt_width - 1, ",
-            "torch.arange(prompt_width - 2, ",
-            "torch.where(real, before, 0.0)",
-            "torch.where(torch.nn.functional.pad(real, (1, 0), value=True), before, 0.0)",
+        "Padding has to be 0, "
+        "so that the sum over a row is the sum over its tokens.": "0.0) → 1.0)",
+        "You return a column more than T + 1: "
+        "the first is before the last prompt column, so an index is off by one.": (
+            "prompt_width - 1, num → prompt_width - 2, num; torch.where(real, before, 0.0) → "
+            "torch.where(torch.nn.functional.pad(real, (1, 0), value=True), before, 0.0)"
         ),
         "Your result includes values of the prompt: begin at column "
         "P - 1.": "torch.cat([numbers[:, :prompt_width - 1], torch.where(real, before, 0.0)], 1)",
@@ -88,20 +78,16 @@ VALUES = Exercise(
         "You read the column of the token itself, where the model has seen the choice, and NaN on "
         "padding stays NaN: read each value one column earlier, "
         "and choose by the mask.": "numbers[:, prompt_width:] * mask",
-        "You read each token's own column, and the last of them twice: read V one column "
-        "earlier.": (BEFORE, "torch.cat([numbers[:, prompt_width:], numbers[:, -1:]], 1)"),
+        "You read each token's own column, and the last of them twice: read V one "
+        "column earlier.": f"{BEFORE} → torch.cat([numbers[:, prompt_width:], numbers[:, -1:]], 1)",
         "The value after the last token is missing (return T + 1 columns), "
         "and padding is not 0.": "before[:, :-1]",
-        "The mask is not shifted, and true at the end: put the column of true in front of it.": (
-            REAL,
-            "torch.nn.functional.pad(mask, (0, 1), value=True)",
-        ),
-        "The mask is not shifted, and its last column counts twice: put a column of true in front "
-        "of it.": (REAL, "torch.cat([mask, mask[:, -1:]], 1)"),
+        "The mask is not shifted, and true at the end: put the column "
+        "of true in front of it.": f"{REAL} → torch.nn.functional.pad(mask, (0, 1), value=True)",
+        "The mask is not shifted, and its last column counts twice: "
+        "put a column of true in front of it.": f"{REAL} → torch.cat([mask, mask[:, -1:]], 1)",
         "V_0 is missing: your first column is 0. The value before the first token belongs there; "
-        "it is read in the last prompt column.": (
-            REAL,
-            "torch.nn.functional.pad(mask, (1, 0), value=False)",
-        ),
+        "it is read in the "
+        "last prompt column.": f"{REAL} → torch.nn.functional.pad(mask, (1, 0), value=False)",
     },
 )

@@ -33,54 +33,34 @@ RLOO_LOSS = Exercise(
     _rloo_cases,
     "The gradient of REINFORCE, with a baseline that needs no second model.",
     {
-        "The sign is wrong: an optimizer minimises, so the loss is minus the objective.": (
-            "return -",
-            "return ",
-        ),
-        "There is no baseline: subtract from each reward the mean of the others.": (
-            "rewards - baseline",
-            "rewards",
-        ),
-        "The baseline is the mean of all rewards and includes the response's own: take the "
-        "mean of the other N - 1.": (
-            "(rewards.sum() - rewards) / (len(rewards) - 1)",
-            "rewards.mean()",
-        ),
-        "The sum of the other rewards is divided by N: there are N - 1 of them.": (
-            "(len(rewards) - 1)",
-            "len(rewards)",
-        ),
-        "The sum of all rewards is divided by N - 1: leave out the response's own reward.": (
-            "(rewards.sum() - rewards)",
-            "rewards.sum()",
-        ),
-        "The baseline is not divided: you subtract the sum of the other rewards, not their mean.": (
-            " / (len(rewards) - 1)",
-            "",
-        ),
-        "The sum of the other rewards is multiplied by N - 1: divide by it, for their mean.": (
-            ") / (len",
-            ") * (len",
-        ),
-        "The response's own reward is in the baseline twice: subtract it from the sum of all.": (
-            "rewards.sum() - rewards",
-            "rewards.sum() + rewards",
-        ),
-        "The sum of the other rewards is divided by N + 1: there are N - 1 of them.": (
-            "(len(rewards) - 1)",
-            "(len(rewards) + 1)",
-        ),
-        "The baseline is added: subtract it.": ("rewards - baseline", "rewards + baseline"),
-        "You return a sum: return the mean over the responses.": (".mean()\n", ".sum()\n"),
+        "The sign is wrong: "
+        "an optimizer minimises, so the loss is minus the objective.": "return -( → return (",
+        "There is no baseline: "
+        "subtract from each reward the mean of the others.": "rewards - baseline → rewards",
+        "The baseline is the mean of all rewards and includes the response's own: take the mean "
+        "of the other N - 1.": "(rewards.sum() - rewards) / (len(rewards) - 1) → rewards.mean()",
+        "The sum of the other rewards is divided by N: "
+        "there are N - 1 of them.": "(len(rewards) - 1) → len(rewards)",
+        "The sum of all rewards is divided by N - 1: "
+        "leave out the response's own reward.": "(rewards.sum() - rewards) → rewards.sum()",
+        "The baseline is not divided: "
+        "you subtract the sum of the other rewards, not their mean.": " / (len(rewards) - 1) →",
+        "The sum of the other rewards is multiplied by N - 1: "
+        "divide by it, for their mean.": ") / (len → ) * (len",
+        "The response's own reward is in the baseline twice: "
+        "subtract it from the sum of all.": "rewards.sum() - rewards → rewards.sum() + rewards",
+        "The sum of the other rewards is divided by N + 1: "
+        "there are N - 1 of them.": "(len(rewards) - 1) → (len(rewards) + 1)",
+        "The baseline is added: subtract it.": "rewards - baseline → rewards + baseline",
+        "You return a sum: "
+        "return the mean over the responses.": "logprobs).mean() → logprobs).sum()",
         "The advantages are divided by their standard deviation, as in GRPO: RLOO does not "
-        "divide them.": ("advantages * logprobs", "advantages / (rewards.std() + 1e-8) * logprobs"),
-        "These are probabilities: REINFORCE uses the gradient of the log-probs.": (
-            "advantages * logprobs",
-            "advantages * logprobs.exp()",
-        ),
-        "You return the loss of each response: return their mean.": (".mean()\n", "\n"),
-        "The log-probs have lost their gradient: only the advantages are constants. Remove the "
-        "detach.": ("advantages * logprobs", "advantages * logprobs.detach()"),
+        "divide them.": "advantages * logprobs → advantages / (rewards.std() + 1e-8) * logprobs",
+        "These are probabilities: REINFORCE uses "
+        "the gradient of the log-probs.": "advantages * logprobs → advantages * logprobs.exp()",
+        "You return the loss of each response: return their mean.": "logprobs).mean() → logprobs)",
+        "The log-probs have lost their gradient: only the advantages are constants. "
+        "Remove the detach.": "advantages * logprobs → advantages * logprobs.detach()",
     },
     grads=("logprobs",),
 )
@@ -111,48 +91,35 @@ SURROGATE = Exercise(
     _surrogate_cases,
     "Old samples, weighted by their ratio, give the objective of the new policy.",
     {
-        "The ratio is missing: samples of the old policy count as if the new one had sampled "
-        "them.": ("ratio * advantages", "advantages"),
-        "The ratio is upside down, with the two log-probs swapped: it is new over old.": (
-            "logprobs - old_logprobs",
-            "old_logprobs - logprobs",
-        ),
-        "That is the log of the ratio: take its exponential.": (
-            "torch.exp(logprobs - old_logprobs)",
-            "logprobs - old_logprobs",
-        ),
+        "The ratio is missing: samples of the old "
+        "policy count as if the new one had sampled them.": "ratio * advantages → advantages",
+        "The ratio is upside down, with the two log-probs swapped: "
+        "it is new over old.": "logprobs - old_logprobs → old_logprobs - logprobs",
+        "That is the log of the ratio: "
+        "take its exponential.": "torch.exp(logprobs - old_logprobs) → logprobs - old_logprobs",
         "You divide log-probs: the ratio is one of probabilities, the exponential of a "
-        "difference of log-probs.": (
-            "torch.exp(logprobs - old_logprobs)",
-            "logprobs / old_logprobs",
-        ),
-        "The weight is the new probability alone: divide it by the old one.": (
-            "logprobs - old_logprobs)",
-            "logprobs)",
-        ),
-        "The log-probs are added: the ratio is the exponential of their difference.": (
-            "logprobs - old_logprobs",
-            "logprobs + old_logprobs",
-        ),
+        "difference of log-probs.": "torch.exp(logprobs - old_logprobs) → logprobs / old_logprobs",
+        "The weight is the new probability alone: "
+        "divide it by the old one.": "logprobs - old_logprobs) → logprobs)",
+        "The log-probs are added: the ratio is "
+        "the exponential of their difference.": "logprobs - old_logprobs → logprobs + old_logprobs",
         "You divide by the sum of the ratios, which makes the estimate biased: divide by the "
         "number of samples.": "(ratio * advantages).sum() / ratio.sum()",
-        "You return a sum: return the mean over the samples.": (".mean()\n", ".sum()\n"),
-        "You return a value for each sample: return their mean.": (".mean()\n", "\n"),
-        "The sign is wrong: this is the objective, to be maximised. A loss would be minus that.": (
-            "return ",
-            "return -",
-        ),
+        "You return a sum: "
+        "return the mean over the samples.": "advantages).mean() → advantages).sum()",
+        "You return a value for each sample: "
+        "return their mean.": "advantages).mean() → advantages)",
+        "The sign is wrong: this is the objective, to be maximised. "
+        "A loss would be minus that.": "return ( → return -(",
         "The ratio is clipped: that comes two sections later, and it is biased on purpose.": (
-            "ratio * advantages",
-            "torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)",
+            "ratio * advantages → "
+            "torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)"
         ),
-        "The ratio is detached, so the objective has no gradient: remove the detach.": (
-            "ratio * advantages",
-            "ratio.detach() * advantages",
-        ),
+        "The ratio is detached, so the objective has no gradient: "
+        "remove the detach.": "ratio * advantages → ratio.detach() * advantages",
         "You detach the ratio and differentiate the log-prob: differentiate the ratio itself.": (
-            "ratio * advantages",
-            "ratio.detach() * advantages + advantages * (logprobs - logprobs.detach())",
+            "ratio * advantages → "
+            "ratio.detach() * advantages + advantages * (logprobs - logprobs.detach())"
         ),
     },
     grads=("logprobs",),

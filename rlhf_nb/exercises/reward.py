@@ -36,13 +36,11 @@ LOSS = Exercise(
     _loss_cases,
     "The negative log-likelihood of each choice, however wrong the model is.",
     {
-        "The rejected answer is preferred, because chosen and rejected are swapped: take "
-        "chosen minus rejected.": ("rejected - chosen", "chosen - rejected"),
-        "The scores are added: only their difference counts, chosen minus rejected.": (
-            "rejected - chosen",
-            "rejected + chosen",
-        ),
-        "This is the log-likelihood: the loss is minus that.": ("return torch", "return -torch"),
+        "The rejected answer is preferred, because chosen and rejected are swapped: "
+        "take chosen minus rejected.": "rejected - chosen → chosen - rejected",
+        "The scores are added: only their difference counts, "
+        "chosen minus rejected.": "rejected - chosen → rejected + chosen",
+        "This is the log-likelihood: the loss is minus that.": "return torch → return -torch",
         "This is a probability: "
         "the log-likelihood is its logarithm.": "torch.sigmoid(chosen - rejected)",
         "This is minus a probability: take the logarithm of the probability, then the minus "
@@ -55,7 +53,7 @@ LOSS = Exercise(
         **{
             f"{guard} inside the logarithm caps the loss at {-math.log(float(guard)):.1f}, however "
             "wrong the model is, and leaves no gradient there: logaddexp and logsigmoid need no "
-            "such guard.": (LOSS_OF, f"-(torch.sigmoid(chosen - rejected) + {guard}).log()")
+            "such guard.": f"-(torch.sigmoid(chosen - rejected) + {guard}).log()"
             for guard in ("1e-12", "1e-10", "1e-9", "1e-8", "1e-7", "1e-6")
         },
         "You judge each score alone: only their difference counts.": (
@@ -113,35 +111,23 @@ FAIR = Exercise(
         "groups.": "longer",
         "You use only pairs whose better answer is shorter, gap < 0: take the mean of both "
         "groups.": "shorter",
-        "Ties count as shorter: leave out a gap of 0.": ("gap < 0", "gap <= 0"),
-        "Ties count as longer: leave out a gap of 0.": ("gap > 0", "gap >= 0"),
-        "Ties count as longer and as shorter: leave out a gap of 0.": (
-            "gap > 0",
-            "gap >= 0",
-            "gap < 0",
-            "gap <= 0",
-        ),
+        "Ties count as shorter: leave out a gap of 0.": "gap < 0 → gap <= 0",
+        "Ties count as longer: leave out a gap of 0.": "gap > 0 → gap >= 0",
+        "Ties count as longer and as shorter: "
+        "leave out a gap of 0.": "gap > 0 → gap >= 0; gap < 0 → gap <= 0",
         "Each group is divided by the number of all pairs: divide by "
         "its own.": "((right & (gap > 0)).float().mean() + (right & (gap < 0)).float().mean()) / 2",
         "This is the sum of the two means: halve it.": "longer + shorter",
         "This is half the difference of the two means: add them.": "(longer - shorter) / 2",
-        "You count the pairs of each group: take their mean.": ("float().mean()", "float().sum()"),
-        "You count the pairs whose better answer is longer: take their mean.": (
-            "right[gap > 0].float().mean()",
-            "right[gap > 0].float().sum()",
-        ),
-        "You count the pairs whose better answer is shorter: take their mean.": (
-            "right[gap < 0].float().mean()",
-            "right[gap < 0].float().sum()",
-        ),
-        "All pairs are in the group of the longer answers: keep those with gap > 0.": (
-            "right[gap > 0]",
-            "right",
-        ),
-        "All pairs are in the group of the shorter answers: keep those with gap < 0.": (
-            "right[gap < 0]",
-            "right",
-        ),
+        "You count the pairs of each group: take their mean.": "float().mean() → float().sum()",
+        "You count the pairs whose better answer is longer: "
+        "take their mean.": "right[gap > 0].float().mean() → right[gap > 0].float().sum()",
+        "You count the pairs whose better answer is shorter: "
+        "take their mean.": "right[gap < 0].float().mean() → right[gap < 0].float().sum()",
+        "All pairs are in the group of the longer answers: "
+        "keep those with gap > 0.": "right[gap > 0] → right",
+        "All pairs are in the group of the shorter answers: "
+        "keep those with gap < 0.": "right[gap < 0] → right",
         "This is the share of wrong ones: "
         "right is true for a pair in the right order.": f"1 - {BOTH}",
         "You weight the pairs by the size of their gap: every pair of a group weighs the same.": (

@@ -40,33 +40,23 @@ LABELS = Exercise(
     _labels_cases,
     "The completions with their stop tokens, and nothing else.",
     {
-        "The prompt counts: begin after it, at prompt_lengths.": ("mask & completion", "mask"),
+        "The prompt counts: begin after it, at prompt_lengths.": "mask & completion → mask",
         "Nothing is left out: a token counts where two conditions hold together, that of the mask "
         "and that of prompt_lengths.": "ids",
-        "Padding counts: use the mask as well.": ("mask & completion", "completion"),
-        "The stop token is missing: use the mask, not the pad id.": (
-            "mask & completion",
-            "mask & completion & (ids != 9)",
-        ),
-        "The first token of the completion is missing: the comparison with prompt_lengths is off "
-        "by one.": (">= prompt", "> prompt"),
-        "The last token of the prompt counts: the comparison with prompt_lengths is off by one.": (
-            ">= prompt_lengths[:, None]",
-            ">= prompt_lengths[:, None] - 1",
-        ),
-        "The completion is left out and the prompt counts: the condition is the other way round.": (
-            ">= prompt",
-            "< prompt",
-        ),
+        "Padding counts: use the mask as well.": "mask & completion → completion",
+        "The stop token is missing: "
+        "use the mask, not the pad id.": "mask & completion → mask & completion & (ids != 9)",
+        "The first token of the completion is missing: "
+        "the comparison with prompt_lengths is off by one.": ">= prompt → > prompt",
+        "The last token of the prompt counts: the comparison with prompt_lengths "
+        "is off by one.": ">= prompt_lengths[:, None] → >= prompt_lengths[:, None] - 1",
+        "The completion is left out and the prompt counts: "
+        "the condition is the other way round.": ">= prompt → < prompt",
         "The labels are shifted by one column: the model does that itself.": PUT + ".roll(-1, 1)",
-        "You use one prompt length for the whole batch: each row has its own in prompt_lengths.": (
-            "prompt_lengths[:, None]",
-            "prompt_lengths[0]",
-        ),
-        "What does not count is 0, which is a token: use -100, which the loss leaves out.": (
-            "-100",
-            "0",
-        ),
+        "You use one prompt length for the whole batch: "
+        "each row has its own in prompt_lengths.": "prompt_lengths[:, None] → prompt_lengths[0]",
+        "What does not count is 0, which is a token: "
+        "use -100, which the loss leaves out.": "-100 → 0",
         "That is the mask of what counts: "
         "return the ids there, and -100 elsewhere.": "mask & completion",
     },

@@ -222,11 +222,12 @@ class UpdateExercise(Exercise):
 @lru_cache
 def combine_mistakes() -> list[tuple[tuple[str, ...], Callable]]:
     "Programs that make two or three of the commonest mistakes at once."
+    common: Any = {x: edit for x, edit in UPDATE.mistakes.items() if x.startswith(COMMON)}
     programs = []
     for count in (2, 3):
-        for messages in itertools.combinations(COMMON, count):
-            edits: Any = [UPDATE.mistakes[message] for message in messages]
-            program = attempt(rewrite, my_update, tuple(itertools.chain(*edits)))
+        for messages in itertools.combinations(common, count):
+            edits = "; ".join(common[message] for message in messages)
+            program = attempt(rewrite, my_update, edits)
             if not isinstance(program, Raised):  # two edits of the same place
                 programs.append((messages, program))
     return programs
@@ -249,8 +250,8 @@ draw_worlds = lru_cache(maxsize=256)(lambda seed: _update_cases(Generator().manu
 @lru_cache
 def draw_unclipped() -> list[Callable]:
     "Updates that clip at three ends of four."
-    ends = ("0.8, ", "0.0, "), (", 1.2", ", 9.0"), ("values - 0.2", "values - 9.0")
-    return [rewrite(my_update, end) for end in (*ends, ("values + 0.2", "values + 9.0"))]
+    ends = "0.8 → 0.0", "1.2 → 9.0", "values - 0.2 → values - 9.0", "values + 0.2 → values + 9.0"
+    return [rewrite(my_update, end) for end in ends]
 
 
 def two_worlds(g: Generator) -> list[Case]:
@@ -289,59 +290,20 @@ def rows_of(x: Tensor) -> Any:
     return tuple(map(rows_of, x)) if x.ndim else round(x.item(), 2)
 
 
-OLD_LOGPROBS = (
-    "The old log-probs move with the policy, so the ratio is always 1 and nothing is clipped: "
-    "keep them from before the first step."
+COMMON = (  # how the commonest mistakes begin
+    "The old log-probs move",
+    "Whitening counts",
+    "The value model's target is made",
+    "There is one step",
+    "The loss is a mean over",
+    "The reference is never read",
+    "The score is in the last column",
+    "The score is on every token",
+    "Of the clipped",
+    "The gradients of earlier",
+    "The old values have a gradient, and through",
+    "The sign of the KL",
 )
-WHITE = (
-    "Whitening counts padding: use the mean and the standard deviation of the real tokens alone, "
-    "by the mask."
-)
-TARGET = (
-    "The value model's target is made of whitened advantages: compute the returns first, then "
-    "whiten."
-)
-EPOCHS = "There is one step in all: take a step in each epoch, over the same rollout."
-MEAN = (
-    "The loss is a mean over all columns, padding included: divide its sum by the number of real "
-    "tokens."
-)
-REFERENCE = (
-    "The reference is never read, so there is no KL to pay for: take its log-probs from the "
-    "reference, not from the policy."
-)
-LAST_COLUMN = "The score is in the last column, padding or not: it belongs on the last real token."
-EVERY = "The score is on every token: it is paid once a response, on the last real token."
-CLIP = (
-    "Of the clipped and the unclipped policy loss you take the smaller: take the larger, the "
-    "maximum."
-)
-ZERO = "The gradients of earlier steps are still there: zero them before each backward pass."
-GRADIENT = (
-    "The old values have a gradient, and through the advantages and returns it reaches the value "
-    "model: compute them under torch.no_grad()."
-)
-SIGN = (
-    "The sign of the KL is wrong, so drift from the reference is rewarded: the KL is a price, "
-    "-kl_coef * (logprobs - ref_logprobs)."
-)
-COMMON = (
-    OLD_LOGPROBS,
-    WHITE,
-    TARGET,
-    EPOCHS,
-    MEAN,
-    REFERENCE,
-    LAST_COLUMN,
-    EVERY,
-    CLIP,
-    ZERO,
-    GRADIENT,
-    SIGN,
-)
-KEPT = "old_logprobs = logprobs_of(policy, *rows)"
-VALUES = "old_values = values_of(value, *rows)"
-REAL = "real = advantages[mask]"
 RETURNS = "    returns = advantages + old_values\n"
 WHITENED = "(advantages - real.mean()) / real.std()"
 TOTAL = "(policy_loss + 0.1 * value_loss)[mask].sum() / mask.sum()"
@@ -362,128 +324,108 @@ UPDATE = UpdateExercise(
     "You wrote PPO: the losses are right, and so is every weight after every step.",
     {
         # What is kept from the rollout
-        OLD_LOGPROBS: (
-            "logprobs = logprobs_of(policy, *rows)\n        values",
-            "logprobs = logprobs_of(policy, *rows)\n        old_logprobs = logprobs.detach()\n"
-            "        values",
+        "The old log-probs move with the policy, so the ratio is always 1 and nothing is clipped: "
+        "keep them from before the first step.": (
+            "logprobs = logprobs_of(policy, *rows)\n        values → logprobs = "
+            "logprobs_of(policy, *rows)\n        old_logprobs = logprobs.detach()\n        values"
         ),
         "You let the policy write new answers in each epoch: go over the same rollout in all of "
         "them.": (_rollout_each_epoch),
-        EPOCHS: ("range(epochs)", "range(1)"),
-        "The old log-probs have a gradient, which cancels that of the new ones: compute them under "
-        "torch.no_grad().": (KEPT, KEPT.replace("logprobs_of", "torch.enable_grad()(logprobs_of)")),
-        GRADIENT: (VALUES, VALUES.replace("values_of", "torch.enable_grad()(values_of)")),
-        "The old values have a gradient, and retain_graph only hides that: compute them under "
-        "torch.no_grad().": (
-            VALUES,
-            VALUES.replace("values_of", "torch.enable_grad()(values_of)"),
-            "loss.backward()",
-            "loss.backward(retain_graph=True)",
+        "There is one step in all: "
+        "take a step in each epoch, over the same rollout.": "range(epochs) → range(1)",
+        "The old log-probs have a gradient, which cancels that of the new ones: "
+        "compute them under torch.no_grad().": (
+            "old_logprobs = logprobs_of → old_logprobs = torch.enable_grad()(logprobs_of)"
         ),
-        "Old log-probs and values both have a gradient: compute them under torch.no_grad().": (
-            "torch.no_grad()",
-            "torch.enable_grad()",
+        "The old values have a gradient, and through the advantages and returns it reaches the "
+        "value model: compute them under "
+        "torch.no_grad().": "old_values = values_of → old_values = torch.enable_grad()(values_of)",
+        "The old values have a gradient, and retain_graph only hides that: "
+        "compute them under torch.no_grad().": (
+            "old_values = values_of → old_values = torch.enable_grad()(values_of); "
+            "loss.backward() → loss.backward(retain_graph=True)"
         ),
-        "Old log-probs and values both have a gradient, and retain_graph only hides that: compute "
-        "them under torch.no_grad().": (
-            "torch.no_grad()",
-            "torch.enable_grad()",
-            "loss.backward()",
-            "loss.backward(retain_graph=True)",
+        "Old log-probs and values both have a gradient: "
+        "compute them under torch.no_grad().": "torch.no_grad() → torch.enable_grad()",
+        "Old log-probs and values both have a gradient, and retain_graph only hides that: "
+        "compute them under torch.no_grad().": (
+            "torch.no_grad() → torch.enable_grad(); "
+            "loss.backward() → loss.backward(retain_graph=True)"
         ),
         # Mask, KL and score
-        "What follows the stop token counts as part of the response: cut it off with a mask.": (
-            "ended.cumsum(1) - ended == 0",
-            "torch.ones_like(ended).bool()",
-        ),
-        "The stop token itself is cut off: it was chosen too, and it carries the score.": (
-            "ended.cumsum(1) - ended == 0",
-            "ended.cumsum(1) == 0",
-        ),
-        REFERENCE: ("logprobs_of(reference", "logprobs_of(policy"),
-        "The KL is not in the rewards: every token pays kl_coef times its KL.": (
-            "-kl_coef * kl + ",
-            "0 * kl + ",
-        ),
-        SIGN: ("-kl_coef * kl", "kl_coef * kl"),
-        "kl_coef makes no difference: the price is kl_coef times the KL.": ("-kl_coef * kl", "-kl"),
-        LAST_COLUMN: (LAST, "(torch.arange(mask.shape[1]) == mask.shape[1] - 1).expand_as(mask)"),
-        EVERY: (PAID, "scores[:, None]"),
-        "The score is one token too early: it belongs on the last real token.": (
-            "keepdim=True) - 1",
-            "keepdim=True) - 2",
-        ),
-        "The score is not in the rewards: add it to the last real token.": (f" + {PAID}", ""),
-        "Tokens after the stop token are scored too: give the mask to score.": (
-            "score(response_ids, mask)",
-            "score(response_ids, torch.ones_like(mask))",
-        ),
+        "What follows the stop token counts as part of the response: "
+        "cut it off with a mask.": "ended.cumsum(1) - ended == 0 → torch.ones_like(ended).bool()",
+        "The stop token itself is cut off: it was chosen too, "
+        "and it carries the score.": "ended.cumsum(1) - ended == 0 → ended.cumsum(1) == 0",
+        "The reference is never read, so there is no KL to pay for: take its log-probs "
+        "from the reference, not from the policy.": "logprobs_of(reference → logprobs_of(policy",
+        "The KL is not in the rewards: "
+        "every token pays kl_coef times its KL.": "-kl_coef * kl → 0 * kl",
+        "The sign of the KL is wrong, so drift from the reference is rewarded: "
+        "the KL is a price, -kl_coef * (logprobs - ref_logprobs).": "-kl_coef * kl → kl_coef * kl",
+        "kl_coef makes no difference: the price is kl_coef times the KL.": "-kl_coef * kl → -kl",
+        "The score is in the last column, padding or not: it belongs on the last real "
+        "token.": f"{LAST} → (torch.arange(mask.shape[1]) == mask.shape[1] - 1).expand_as(mask)",
+        "The score is on every token: "
+        "it is paid once a response, on the last real token.": f"{PAID} → scores[:, None]",
+        "The score is one token too early: "
+        "it belongs on the last real token.": "keepdim=True) - 1 → keepdim=True) - 2",
+        "The score is not in the rewards: add it to the last real token.": f" + {PAID} →",
+        "Tokens after the stop token are scored too: give the "
+        "mask to score.": "score(response_ids, mask) → score(response_ids, torch.ones_like(mask))",
         # Advantages and returns
-        WHITE: (REAL, "real = advantages.reshape(-1)"),
-        "The advantages are not whitened.": (WHITENED, "advantages"),
+        "Whitening counts padding: use the mean and the standard deviation "
+        "of the real tokens alone, by the mask.": "advantages[mask] → advantages.reshape(-1)",
+        "The advantages are not whitened.": f"{WHITENED} → advantages",
         "Each response is whitened by itself: whiten over the real tokens of all of them.": (
-            WHITENED,
-            "torch.stack([(a - a[m].mean()) / (a[m].std() if m.sum() > 1 else 1) for a, m in "
-            "zip(advantages, mask)])",
+            f"{WHITENED} → torch.stack([(a - a[m].mean()) / (a[m].std() "
+            "if m.sum() > 1 else 1) for a, m in zip(advantages, mask)])"
         ),
-        TARGET: (RETURNS, "", WHITENED + "\n", WHITENED + "\n" + RETURNS),
-        "The value model's target is the advantage: a return is advantage plus value.": (
-            "returns = advantages + old_values",
-            "returns = advantages",
-        ),
-        "The value model's target is the reward of the token itself: a return is advantage plus "
-        "value.": ("returns = advantages + old_values", "returns = rewards"),
+        "The value model's target is made of whitened advantages: compute "
+        "the returns first, then whiten.": f"{RETURNS} →; {WHITENED}\n → {WHITENED}\n{RETURNS}",
+        "The value model's target is the advantage: a return "
+        "is advantage plus value.": "returns = advantages + old_values → returns = advantages",
+        "The value model's target is the reward of the token itself: a "
+        "return is advantage plus value.": "returns = advantages + old_values → returns = rewards",
         "The values on padding leak into the advantages: give the mask to GAE.": (
-            "torch.where(mask[:, t], delta + 0.95 * later, 0.0)",
-            "delta + 0.95 * later",
-            "torch.where(mask[:, t], old_values[:, t], 0.0)",
-            "old_values[:, t]",
+            "torch.where(mask[:, t], delta + 0.95 * later, 0.0) → delta + 0.95 * later; "
+            "torch.where(mask[:, t], old_values[:, t], 0.0) → old_values[:, t]"
         ),
         # The loss
-        CLIP: (WORSE, WORSE.replace("maximum", "minimum")),
-        "The policy loss is not clipped.": (WORSE, "-advantages * ratio"),
-        "You take the clipped policy loss alone: take the maximum of it and the unclipped one.": (
-            WORSE,
-            "-advantages * near",
-        ),
-        "The ratio is upside down: its log is logprobs - old_logprobs.": (
-            "(logprobs - old_logprobs)",
-            "(old_logprobs - logprobs)",
-        ),
+        "Of the clipped and the unclipped policy loss you take the smaller: "
+        "take the larger, the maximum.": "maximum(-adv → minimum(-adv",
+        "The policy loss is not clipped.": f"{WORSE} → -advantages * ratio",
+        "You take the clipped policy loss alone: "
+        "take the maximum of it and the unclipped one.": f"{WORSE} → -advantages * near",
+        "The ratio is upside down: its "
+        "log is logprobs - old_logprobs.": "(logprobs - old_logprobs) → (old_logprobs - logprobs)",
         "The sign of the policy loss is wrong: an optimizer minimises, so the loss is minus "
-        "advantage times ratio.": (
-            "-advantages * ratio, -advantages * near",
-            "advantages * ratio, advantages * near",
-        ),
+        "advantage times "
+        "ratio.": "-advantages * ratio, -advantages * near → advantages * ratio, advantages * near",
         "The clip of the value loss never acts: clip around the values from before the first step, "
-        "and take the larger of the two errors.": (WORSE_VALUE, "(values - returns) ** 2"),
-        "The value loss is not in the loss: add 0.1 times it.": (" + 0.1 * value_loss", ""),
-        "The policy gets no gradient from the policy loss: it belongs in the loss, with a minus "
-        "sign in front of each advantage.": ("policy_loss + 0.1", "0.1"),
-        "The value loss has the weight 1: multiply it by 0.1.": ("0.1 * value", "value"),
-        MEAN: ("[mask].sum() / mask.sum()", ".where(mask, torch.zeros(())).mean()"),
-        "The loss is a sum: divide it by the number of real tokens.": (" / mask.sum()", ""),
-        "The loss is divided by the number of responses: divide it by the number of real tokens.": (
-            " / mask.sum()",
-            " / len(mask)",
-        ),
+        "and take the larger of the two errors.": f"{WORSE_VALUE} → (values - returns) ** 2",
+        "The value loss is not in the loss: add 0.1 times it.": " + 0.1 * value_loss →",
+        "The policy gets no gradient from the policy loss: it belongs in the loss, "
+        "with a minus sign in front of each advantage.": "policy_loss + 0.1 → 0.1",
+        "The value loss has the weight 1: multiply it by 0.1.": "0.1 * value → value",
+        "The loss is a mean over all columns, padding included: divide its sum by the number "
+        "of real tokens.": "[mask].sum() / mask.sum() → .where(mask, torch.zeros(())).mean()",
+        "The loss is a sum: divide it by the number of real tokens.": " / mask.sum() →",
+        "The loss is divided by the number of responses: "
+        "divide it by the number of real tokens.": " / mask.sum() →  / len(mask)",
         "The loss is a mean of the responses' means, so a token of a short response weighs more: "
         "divide one sum by the number of real tokens.": (
-            TOTAL,
-            "(((policy_loss + 0.1 * value_loss) * mask).sum(1) / mask.sum(1)).mean()",
+            f"{TOTAL} → (((policy_loss + 0.1 * value_loss) * mask).sum(1) / mask.sum(1)).mean()"
         ),
-        "Padding counts in the loss: sum over the real tokens.": ("[mask].sum() /", ".sum() /"),
+        "Padding counts in the loss: sum over the real tokens.": "[mask].sum() / → .sum() /",
         # The steps
-        ZERO: (CLEAR, ""),
-        "No weight moves: you zero the gradients between backward and step.": (
-            CLEAR,
-            "",
-            "loss.backward()\n",
-            "loss.backward()\n" + CLEAR,
-        ),
+        "The gradients of earlier steps are still there: "
+        "zero them before each backward pass.": f"{CLEAR} →",
+        "No weight moves: you zero the gradients "
+        "between backward and step.": f"{CLEAR} →; loss.backward()\n → loss.backward()\n{CLEAR}",
         "You take the step before the backward pass, with the gradients of the loss before.": (
-            CLEAR + "        loss.backward()\n        optimizer.step()\n",
-            "        optimizer.step()\n" + CLEAR + "        loss.backward()\n",
+            f"{CLEAR}        loss.backward()\n        optimizer.step()\n → "
+            f"        optimizer.step()\n{CLEAR}        loss.backward()\n"
         ),
     },
     results=(

@@ -57,52 +57,36 @@ MASKS = Exercise(
     "Models read the whole conversation, the policy learns its own words, and the value model has "
     "a target where a state is valued.",
     {
-        "The policy would learn what the world says: chosen is true on what the policy drew "
-        "alone.": (CHOSEN, "chosen[b, at : at + written + answered]"),
-        "The models would not read the answers: mask is true on every real token.": (
-            f"mask[b, {REAL}",
-            "mask[b, at : at + written] = True",
-        ),
-        "chosen is one token late: the last token of each turn is missing, and the first of the "
-        "answer is in its place.": (CHOSEN, "chosen[b, at + 1 : at + written + 1]"),
-        "chosen is one token short: the last token of a turn, its stop token, was drawn too.": (
-            CHOSEN,
-            "chosen[b, at : at + written - 1]",
-        ),
-        "It is the other way round: chosen is what the policy drew, not what it was answered.": (
-            CHOSEN,
-            "chosen[b, at + written : at + written + answered]",
-        ),
-        "by_turn makes no difference to valued: with turns as actions only the first token of "
-        "each turn has a target.": (VALUED, "written"),
-        "valued always has one token a turn: with tokens as actions it is chosen.": (VALUED, "1"),
-        "valued is on the last token of a turn: the value is read before the turn's first.": (
-            FIRST,
-            "valued[b, at + (written - 1 if by_turn else 0) : at + written]",
-        ),
+        "The policy would learn what the world says: chosen is true "
+        "on what the policy drew alone.": f"{CHOSEN} → chosen[b, at : at + written + answered]",
+        "The models would not read the answers: "
+        "mask is true on every real token.": f"mask[b, {REAL} → mask[b, at : at + written] = True",
+        "chosen is one token late: the last token of each turn is missing, and the "
+        "first of the answer is in its place.": f"{CHOSEN} → chosen[b, at + 1 : at + written + 1]",
+        "chosen is one token short: the last token of a turn, "
+        "its stop token, was drawn too.": f"{CHOSEN} → chosen[b, at : at + written - 1]",
+        "It is the other way round: chosen is what the policy drew, not "
+        "what it was answered.": f"{CHOSEN} → chosen[b, at + written : at + written + answered]",
+        "by_turn makes no difference to valued: with turns as "
+        "actions only the first token of each turn has a target.": f"{VALUED} → written",
+        "valued always has one token a turn: with tokens as actions it is chosen.": f"{VALUED} → 1",
+        "valued is on the last token of a turn: the value is read before the turn's "
+        "first.": f"{FIRST} → valued[b, at + (written - 1 if by_turn else 0) : at + written]",
         "valued is on the answer: the value in front of a turn stands at its first token.": (
-            FIRST,
-            "valued[b, at + (written if by_turn else 0) : at + written + (1 if by_turn else 0)]",
+            f"{FIRST} → "
+            "valued[b, at + (written if by_turn else 0) : at + written + (1 if by_turn else 0)]"
         ),
-        "valued has one token an episode: every turn begins with a state that is valued.": (
-            FIRST,
-            "valued[b, at : at + (at == 0 if by_turn else written)]",
-        ),
+        "valued has one token an episode: every turn begins with a state "
+        "that is valued.": f"{FIRST} → valued[b, at : at + (at == 0 if by_turn else written)]",
         "Only the last turn is chosen: the earlier ones are the policy's too.": (
-            "        for written",
-            "        chosen_from = sum(map(sum, turns[:-1]))\n        for written",
-            f"{CHOSEN} = True",
-            f"{CHOSEN} = at >= chosen_from",
+            "        for written →         chosen_from = sum(map(sum, "
+            f"turns[:-1]))\n        for written; {CHOSEN} = True → {CHOSEN} = at >= chosen_from"
         ),
-        "The answers are not counted, so that a later turn begins too early.": (
-            "at += written + answered",
-            "at += written",
-        ),
-        "mask is true on padding: a row ends with its last token.": (
-            f"mask[b, {REAL}",
-            "mask[b] = True",
-        ),
-        "The order is mask, chosen, valued.": ("return mask, chosen", "return chosen, mask"),
+        "The answers are not counted, "
+        "so that a later turn begins too early.": "at += written + answered → at += written",
+        "mask is true on padding: "
+        "a row ends with its last token.": f"mask[b, {REAL} → mask[b] = True",
+        "The order is mask, chosen, valued.": "return mask, chosen → return chosen, mask",
     },
     results=("mask", "chosen", "valued"),
 )
@@ -150,66 +134,45 @@ TURN_GAE = Exercise(
     _turn_gae_cases,
     "A turn is one action: one reward, one value, and one advantage for all of its tokens.",
     {
-        "The answers take part: a turn's number is on the answer to it as well, so look at chosen "
-        "tokens alone.": ("chosen[b] & (turn[b] == k)", "turn[b] == k"),
-        "Only the reward of a turn's last token is counted: a turn earns the sum of its tokens'.": (
-            SUM,
-            "rewards[b][own][-1]",
-        ),
-        "You average the rewards of a turn: add them up.": (SUM, "rewards[b][own].mean()"),
-        "You read V at the last token of a turn: the state is what stands before the turn, at its "
-        "first token.": (VALUE, "values[b][own][-1]"),
-        "You average V over a turn: it is read once, at the first token.": (
-            VALUE,
-            "values[b][own].mean()",
-        ),
-        "lam makes no difference: the step back is gamma * lam.": ("gamma * lam", "gamma"),
-        "gamma makes no difference: it belongs in the surprise and in the step back.": (
-            "gamma * after",
-            "after",
-            "gamma * lam",
-            "lam",
-        ),
-        "gamma is missing from the step back.": ("gamma * lam * later", "lam * later"),
-        "gamma is missing from the surprise: it discounts the value of the next turn.": (
-            "gamma * after",
-            "after",
-        ),
-        "Nothing is passed back: every turn has its own surprise alone.": (
-            " + gamma * lam * later",
-            "",
-        ),
-        "The value in front of the turn is not subtracted.": (" - value +", " +"),
-        "The value of the next turn is missing from the surprise.": (" + gamma * after", ""),
-        "You start at the first turn: credit goes back, so start at the last.": (
-            "reversed(turn[b][chosen[b]].unique())",
-            "turn[b][chosen[b]].unique()",
-        ),
-        "Only the last token of each turn has an advantage: all tokens of a turn share it.": (
-            "advantages[b][own] = later",
-            "advantages[b, own.nonzero()[-1]] = later",
-        ),
+        "The answers take part: a turn's number is on the answer to it as well, "
+        "so look at chosen tokens alone.": "chosen[b] & (turn[b] == k) → turn[b] == k",
+        "Only the reward of a turn's last token is counted: "
+        "a turn earns the sum of its tokens'.": f"{SUM} → rewards[b][own][-1]",
+        "You average the rewards of a turn: add them up.": f"{SUM} → rewards[b][own].mean()",
+        "You read V at the last token of a turn: the state is what stands before the turn, "
+        "at its first token.": f"{VALUE} → values[b][own][-1]",
+        "You average V over a turn: "
+        "it is read once, at the first token.": f"{VALUE} → values[b][own].mean()",
+        "lam makes no difference: the step back is gamma * lam.": "gamma * lam → gamma",
+        "gamma makes no difference: it belongs "
+        "in the surprise and in the step back.": "gamma * after → after; gamma * lam → lam",
+        "gamma is missing from the step back.": "gamma * lam * later → lam * later",
+        "gamma is missing from the surprise: "
+        "it discounts the value of the next turn.": "gamma * after → after",
+        "Nothing is passed back: "
+        "every turn has its own surprise alone.": " + gamma * lam * later →",
+        "The value in front of the turn is not subtracted.": " - value + →  +",
+        "The value of the next turn is missing from the surprise.": " + gamma * after →",
+        "You start at the first turn: credit goes back, so "
+        "start at the last.": "reversed(turn[b][chosen[b]].unique()) → turn[b][chosen[b]].unique()",
+        "Only the last token of each turn has an advantage: all tokens of "
+        "a turn share it.": "advantages[b][own] = later → advantages[b, own.nonzero()[-1]] = later",
         "Only the last turn has an advantage: a win is passed back to the turns before it.": (
-            "advantages[b][own] = later",
-            "advantages[b][own] = later if k == turn[b][chosen[b]].max() else 0.0",
+            "advantages[b][own] = later → "
+            "advantages[b][own] = later if k == turn[b][chosen[b]].max() else 0.0"
         ),
-        "The advantage stands on the answers too: it is 0 wherever nothing was chosen.": (
-            "advantages[b][own] = later",
-            "advantages[b][turn[b] == k] = later",
-        ),
-        "These are the returns, A + V: leave the value out.": (
-            "advantages[b][own] = later",
-            "advantages[b][own] = later + value",
-        ),
+        "The advantage stands on the answers too: it is 0 wherever "
+        "nothing was chosen.": "advantages[b][own] = later → advantages[b][turn[b] == k] = later",
+        "These are the returns, A + V: "
+        "leave the value out.": "advantages[b][own] = later → advantages[b][own] = later + value",
         "An episode inherits from the one before it: begin each row with nothing.": (
-            "    for b in range(len(rewards)):\n        later = after = torch.zeros(())\n",
-            "    later = after = torch.zeros(())\n    for b in range(len(rewards)):\n",
+            "    for b in range(len(rewards)):\n        later = after = torch.zeros(())\n → "
+            "    later = after = torch.zeros(())\n    for b in range(len(rewards)):\n"
         ),
         "That is GAE of tokens: here a turn is one step, however long it is.": (
-            "for k in reversed(turn[b][chosen[b]].unique())",
-            "for k in reversed(chosen[b].nonzero()[:, 0])",
-            "chosen[b] & (turn[b] == k)",
-            "torch.arange(len(chosen[b])) == k",
+            "for k in reversed(turn[b][chosen[b]].unique()) → for k in "
+            "reversed(chosen[b].nonzero()[:, 0]); "
+            "chosen[b] & (turn[b] == k) → torch.arange(len(chosen[b])) == k"
         ),
     },
 )

@@ -72,12 +72,10 @@ def hacking_alarms(
     run is healthy. Raises ValueError without the columns."""
     frame = _select_curves(metrics)
     start, now = frame[:window].mean(), frame.rolling(window, min_periods=1).mean()
-    noise = (
-        frame["score"].diff().expanding().std() / window**0.5
-    )  # of the difference between two means
-    risen = (now["score"] - start["score"] > sure * noise.fillna(0.0)) & (
-        frame.index >= 2 * window - 1
-    )
+    # of the difference between two means
+    noise = (frame["score"].diff().expanding().std() / window**0.5).fillna(0.0)
+    risen = now["score"] - start["score"] > sure * noise
+    risen &= frame.index >= 2 * window - 1
     runs_away = dict(
         length=lambda x, x0: x > length_ratio * x0,
         repetition=lambda x, x0: x > x0 + repetition_rise,

@@ -61,8 +61,7 @@ def complete(
     seed: int | None = None,  # of the sampling; None: torch's global random state
     stop_strings: StopStringCriteria | None = None,  # texts that end an answer
     on_batch: Callable[[], None] = lambda: None,  # called after each batch, to show progress
-    engine: Engine
-    | None = None,  # samples with the model's weights; None: the package's own sampler
+    engine: Engine | None = None,  # samples with these weights; None: the package's own sampler
 ) -> Completions:
     "Sample one answer to every prompt. Prompts of similar length share a batch."
     if not len(prompts):
@@ -73,21 +72,15 @@ def complete(
     device, generator = next(model.parameters()).device, None
     if seed is not None:
         generator = torch.Generator(device).manual_seed(seed)
-    sampling = Sampling(
-        response_length,
-        tokenizer.pad_token_id,
-        tuple(stop_ids),
-        temperature,
-        stop_strings=stop_strings,
-    )
+    how = response_length, tokenizer.pad_token_id, tuple(stop_ids), temperature
+    sampling = Sampling(*how, stop_strings=stop_strings)
     order, was_training = sorted(range(len(rows)), key=lambda i: len(rows[i])), model.training
     answers: dict[int, tuple] = {}  # by prompt: text, whether it stopped, length, all ids
     model.eval()
     for start in range(0, len(order), batch_size):
         part = order[start : start + batch_size]
-        ids, mask = (
-            x.to(device) for x in left_pad([rows[i] for i in part], tokenizer.pad_token_id)
-        )
+        padded = left_pad([rows[i] for i in part], tokenizer.pad_token_id)
+        ids, mask = (x.to(device) for x in padded)
         if engine is not None:
             drawn = _sample_with_engine(
                 engine, ids, mask, sampling, None if seed is None else seed + start
@@ -159,10 +152,7 @@ def completions_table(
 
 
 def print_table(
-    frame: pd.DataFrame,
-    title: str = "",
-    rows: int = 5,
-    console: Console | None = None,
+    frame: pd.DataFrame, title: str = "", rows: int = 5, console: Console | None = None
 ) -> None:
     """The first rows in the terminal, by Rich. Nothing in a text is read as markup, and control
     characters are shown as escapes."""

@@ -35,9 +35,7 @@ _REMINDER = "Reply with one character and nothing else: 1, 2 or 0."
 
 
 def judging_messages(
-    prompt: str,
-    pair: tuple[str, str],
-    instructions: str = JUDGE_INSTRUCTIONS,
+    prompt: str, pair: tuple[str, str], instructions: str = JUDGE_INSTRUCTIONS
 ) -> list[dict[str, str]]:
     "The chat that asks which of two answers is better."
     parts = dict(prompt=prompt, first=pair[0], second=pair[1])
@@ -139,9 +137,8 @@ class EndpointJudge:
 
     model: str  # its name at the endpoint
     base_url: str | None = None  # None: OPENAI_BASE_URL, else api.openai.com
-    api_key: str | None = field(
-        default=None, repr=False
-    )  # None: OPENAI_API_KEY; never logged or saved
+    # None: OPENAI_API_KEY; never logged or saved
+    api_key: str | None = field(default=None, repr=False)
     timeout: float = 60.0  # seconds without a response
     attempts: int = 5  # per request, after temporary failures
     backoff: float = 1.0  # seconds before the second attempt, doubled before each later one
@@ -195,24 +192,14 @@ class EndpointJudge:
 
         stop, failure = Event(), None
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        with (
-            httpx.Client(
-                headers=headers,
-                timeout=self.timeout,
-                limits=httpx.Limits(max_connections=self.concurrency),
-            ) as client,
-            ThreadPoolExecutor(self.concurrency) as pool,
-        ):
+        limits = httpx.Limits(max_connections=self.concurrency)
+        asking = httpx.Client(headers=headers, timeout=self.timeout, limits=limits)
+        bar: Any = dict(transient=True, disable=not sys.stderr.isatty())
+        with asking as client, ThreadPoolExecutor(self.concurrency) as pool:
             jobs = [pool.submit(self._judge, *item, client, stop) for item in missing.items()]
             try:
-                for job in track(
-                    as_completed(jobs),
-                    "judging",
-                    len(jobs),
-                    console=Console(stderr=True),
-                    transient=True,
-                    disable=not sys.stderr.isatty(),
-                ):
+                every, console = as_completed(jobs), Console(stderr=True)
+                for job in track(every, "judging", len(jobs), console=console, **bar):
                     job.result()
             except ConnectionError as error:
                 failure = error

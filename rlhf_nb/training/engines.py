@@ -53,10 +53,13 @@ class Talk:
         self.draw, self.settings, self.device = draw, settings, device
         self.contexts = [*prompts]
 
+    def _padded(self, rows: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+        ids, mask = left_pad([*rows], self.settings.pad_id)
+        return ids.to(self.device), mask.to(self.device)
+
     def write(self) -> tuple[Sample, Tensor | None]:
         "A turn of each conversation."
-        ids, mask = left_pad(self.contexts, self.settings.pad_id)
-        return self.draw(ids.to(self.device), mask.to(self.device), self.settings)
+        return self.draw(*self._padded(self.contexts), self.settings)
 
     def answer(self, rows: Sequence[int], more: Sequence[list[int]]) -> None:
         "Go on with some of them: what each wrote last, and what was answered."
@@ -77,12 +80,7 @@ class CachedTalk(Talk):
         self.model, self.settings, self.device = model, settings, device
         self.parts: list[Conversation] = []
         for i in range(0, len(prompts), rows):
-            ids, mask = self._padded(prompts[i : i + rows])
-            self.parts.append(Conversation(model, ids, mask))
-
-    def _padded(self, rows: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
-        ids, mask = left_pad([*rows], self.settings.pad_id)
-        return ids.to(self.device), mask.to(self.device)
+            self.parts.append(Conversation(model, *self._padded(prompts[i : i + rows])))
 
     def write(self) -> tuple[Sample, None]:
         "A turn of each conversation."
@@ -109,16 +107,13 @@ class CachedTalk(Talk):
         self.parts = parts
 
 
-@contextmanager
 def converse(
     engine: Engine, prompts: Sequence[list[int]], settings: Sampling, device: torch.device
-) -> Iterator[Talk]:
+) -> AbstractContextManager[Talk]:
     "Conversations of any engine; our own keeps its cache from turn to turn."
     if isinstance(engine, CachedEngine):
-        with engine.converse(prompts, settings, device) as talk:
-            yield talk
-    else:
-        yield Talk(engine.generate, prompts, settings, device)
+        return engine.converse(prompts, settings, device)
+    return nullcontext(Talk(engine.generate, prompts, settings, device))
 
 
 class CachedEngine:
@@ -243,10 +238,7 @@ def collect(
         if problem := _problem(row, answer, settings):
             raise ValueError(problem)
     ids = torch.full((rows, settings.response_length), settings.pad_id)
-    mask, logprobs = (
-        torch.zeros_like(ids, dtype=torch.bool),
-        torch.zeros(rows, settings.response_length),
-    )
+    mask, logprobs = torch.zeros_like(ids, dtype=torch.bool), torch.zeros(ids.shape)
     for row, answer in enumerate(answers):
         ids[row, : len(answer.token_ids)] = torch.tensor(answer.token_ids)
         logprobs[row, : len(answer.token_ids)] = torch.tensor(answer.logprobs)

@@ -40,6 +40,7 @@ from rlhf_nb.base.sharding import gather_weights, zero3_is_live
 from rlhf_nb.models import scorer_from, scorer_head, sequence_scores
 
 logger = logging.get_logger(__name__)
+SPECIAL: dict[str, Any] = dict(pad_token="<pad>", eos_token="<eos>", padding_side="left")
 
 
 def train_tokenizer(
@@ -57,13 +58,7 @@ def train_tokenizer(
         special_tokens=["<pad>", "<eos>", "<unk>"], show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        padding_side="left",
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **SPECIAL)
 
 
 def train_bpe_tokenizer(
@@ -86,14 +81,8 @@ def train_bpe_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        padding_side="left",
-        split_special_tokens=True,
-        clean_up_tokenization_spaces=False,
-    )
+    as_written = dict(split_special_tokens=True, clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL, **as_written)
 
 
 def drop_long_rows(
@@ -111,18 +100,11 @@ def drop_long_rows(
     }
 
     def fits(rows: dict[str, list]) -> list[bool]:
-        counts = [
-            [
-                len(ids) <= most
-                for ids in (
-                    encode_prompts(rows[name], tokenizer)
-                    if name == "prompt"
-                    else plain_ids(rows[name], tokenizer)
-                )
-            ]
-            for name, most in limits.items()
-        ]
-        return [all(row) for row in zip(*counts)]
+        short = []
+        for name, most in limits.items():
+            encode = encode_prompts if name == "prompt" else plain_ids
+            short.append([len(ids) <= most for ids in encode(rows[name], tokenizer)])
+        return [all(row) for row in zip(*short)]
 
     kept = data.filter(fits, batched=True) if limits else data
     if len(data) and not len(kept):

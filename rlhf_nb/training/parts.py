@@ -20,15 +20,9 @@ def make_sampling(
 ) -> Sampling:
     "How responses are drawn, and what ends them."
     stops = () if args.stop_strings else stop_tokens(tokenizer, args.stop_token_id, policy)
-    return Sampling(
-        args.response_length,
-        tokenizer.pad_token_id,
-        stops,
-        args.temperature,
-        args.top_k,
-        args.top_p,
-        stop_texts(tokenizer, args.stop_strings),
-    )
+    length, pad_id = args.response_length, tokenizer.pad_token_id
+    how = args.temperature, args.top_k, args.top_p
+    return Sampling(length, pad_id, stops, *how, stop_texts(tokenizer, args.stop_strings))
 
 
 def make_controller(args: PPOConfig) -> FixedKLController:

@@ -84,16 +84,8 @@ class Reference:
         off = nullcontext if self.placed else partial(as_reference, policy, self.adapter)
 
         def exact(model: nn.Module, part: Rollout) -> tuple[Tensor]:
-            t = forward.temperature
-            kl = response_full_kl(
-                policy,
-                model,
-                *part.sequences,
-                temperature=t,
-                ref_context=off,
-                chosen=part.chosen,
-            )
-            return (kl,)
+            how: Any = dict(temperature=forward.temperature, ref_context=off, chosen=part.chosen)
+            return (response_full_kl(policy, model, *part.sequences, **how),)
 
         over = lambda model: forward.over(r, partial(exact, model))[0]
         return over(policy) if self.placed is None else self.placed(over)

@@ -143,21 +143,12 @@ def ppo_card(trainer: Any, name: str) -> str:
             fingerprint_data(trainer.train_dataset) or "- - streamed"
         ).split()[2]
     data["seed"] = f"{args.seed} (order of the data: {args.data_seed or args.seed})"
-    shown = (
-        "objective/",
-        "policy/",
-        "val/",
-        "tokens/response",
-        "eval_",
-        "sample_",
-        "episode",
-        "steering/",
-    )
+    shown = "objective/ policy/ val/ tokens/response eval_ sample_ episode steering/".split()
     results = {
         metric: x
         for log in trainer.state.log_history
         for metric, x in log.items()
-        if metric.startswith(shown)
+        if metric.startswith(tuple(shown))
     }
     sections: dict[str, dict[str, Any]] = dict(Models=models, Data=data, Software=software())
     if trainer.changes:

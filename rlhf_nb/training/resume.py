@@ -76,10 +76,8 @@ def fingerprint_sets(train: Any, evaluation: Any) -> dict[str, str]:
 def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     "A hash of what decides which ids a text gets."
     rules = tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.chat_template
-    words, tried = (
-        sorted(tokenizer.get_vocab().items()),
-        encode_prompts(["A text, a b c."], tokenizer),
-    )
+    words = sorted(tokenizer.get_vocab().items())
+    tried = encode_prompts(["A text, a b c."], tokenizer)
     return f"{len(words)} tokens {digest(repr((words, rules, tried)).encode())}"
 
 

@@ -98,8 +98,7 @@ def config_of(kind: type[C], args: TrainingArguments | None, folder: str) -> C:
 
 
 def tokenizer_with(
-    args: SupervisedConfig,
-    given: PreTrainedTokenizerBase | str,
+    args: SupervisedConfig, given: PreTrainedTokenizerBase | str
 ) -> PreTrainedTokenizerBase:
     """A tokenizer, or the one of that name, with the tokens and the template of the settings.
     Raises ValueError on a token that it does not have."""
