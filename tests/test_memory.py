@@ -178,6 +178,20 @@ def peak_of(act) -> int:
     return top
 
 
+# catches: episodes of several turns planned as one response; observations that are drawn, or read by
+# the head; an episode that is longer than the model, or shorter than a turn
+def test_an_episode_is_planned_as_long_as_it_is():
+    of = lambda **how: MemoryPlan(configs()["llama"], prompt_length=8, **how)
+    turns = dict(response_length=4, max_turns=3)
+    assert of(**turns).phases == of(response_length=12).phases
+    known = of(**turns, max_episode_length=40)
+    assert (known.length, known.drawn) == (48, 12)
+    assert known.phases["rollout"]["cache"] == of(response_length=40).phases["rollout"]["cache"]
+    update = lambda plan: plan.phases["update"]["activations"]
+    assert update(of(**turns)) < update(known) < update(of(response_length=40))
+    assert of(response_length=30, max_turns=8).length == 128  # its positions
+
+
 # catches: logits of the policy forgotten while the value model goes backward, copies that outlive
 # the forward pass, gradients or Adam of frozen weights
 @pytest.mark.parametrize(
@@ -375,7 +389,7 @@ def test_dry_run(shape, capsys, tmp_path, monkeypatch):
 
 
 # catches: settings that do not reach the plan
-def test_options_reach_the_plan(shape):
+def test_options_reach_the_plan(shape, capsys):
     for more, wanted in {
         "--bf16 False --dtype bfloat16": dict(precision="float32", dtype="bfloat16"),
         "--per_device_train_batch_size 3": dict(per_device_train_batch_size=3),
@@ -389,6 +403,13 @@ def test_options_reach_the_plan(shape):
         setup = plan.plan_of(ppo.ppo_parser().read(f"{shape} {more}".split()))
         assert {name: getattr(setup, name) for name in wanted} == wanted, more
         assert (setup.peft_config is not None) == ("--use_peft" in more)
+    played = "--model_name_or_path shape --dry_run --environment walk --max_turns 3"
+    for more, said in {
+        "": "episodes of 159 behind them (without what is answered: set --max_episode_length), 3",
+        "--max_episode_length 200": "episodes of 200 behind them, 3 turns with responses of 53",
+    }.items():
+        assert said in outputs(capsys, f"{played} {more}")[1]
+    assert "episodes" not in outputs(capsys, f"{shape} --max_turns 3")[1]
     given = f"{shape} --reward_function gold".split()
     assert plan.plan_of(ppo.ppo_parser().read(given)).reward is not None
 

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import sys
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -17,6 +18,7 @@ from notebooks import NOTEBOOKS
 from ppo_fixtures import SIZES
 from small_runs import QUIET
 
+from rlhf_nb.environments import guess_number
 from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
@@ -29,6 +31,7 @@ from rlhf_nb.training.metrics import (
     Metric,
     healthy,
     in_order,
+    metric_of,
     metrics_table,
     ranges_table,
 )
@@ -143,15 +146,30 @@ def engine_logs(letters, policy, tmp_path_factory) -> list[dict]:
     return trainer.state.log_history
 
 
+@pytest.fixture(scope="module")
+def turn_logs(letters, policy, tmp_path_factory) -> list[dict]:
+    "Of a run in which a world answers."
+    folder, prompts = tmp_path_factory.mktemp("turns"), Dataset.from_dict(dict(prompt=["abc", "b"]))
+    sizes = dict(total_episodes=4, response_length=2, num_sample_generations=1)
+    world = dict(environment_factory=guess_number(9, 3, 36, ("a", "b", "c")), max_turns=2)
+    args = PPOConfig(str(folder), **sizes, **SHORT_RUN)
+    data = dict(train_dataset=prompts, eval_dataset=prompts)
+    trainer = PPOTrainer(args, letters, policy, **data, **world)
+    trainer.train()
+    trainer.evaluate()
+    return trainer.state.log_history
+
+
 # catches: a metric added to the trainer and not to the registry; a name that is never logged, or
 # misspelt, or renamed
-def test_the_registry_has_every_name_and_no_other(ppo_logs, engine_logs, reward_logs):
+def test_the_registry_has_every_name_and_no_other(ppo_logs, engine_logs, turn_logs, reward_logs):
     logged = {
-        re.sub(r"^objective/raw_scores/.*", "objective/raw_scores/NAME", name)
-        for name in ours(ppo_logs + engine_logs)
+        re.sub(r"^(objective/raw_scores|turns/info)/.*", r"\1/NAME", name)
+        for name in ours(ppo_logs + engine_logs + turn_logs)
     }
     logged |= {name for name in ours(reward_logs) if name not in PAIR}
     assert {f"objective/raw_scores/{judge}" for judge in ("likes_c", "brevity")} <= ours(ppo_logs)
+    assert metric_of("turns/info/won") == replace(METRICS["turns/info/NAME"], name="turns/info/won")
     assert ON_PAGE - logged == set(), "metrics that nothing logs"
     assert logged - ON_PAGE == set(), "names that are logged and not in a table"
 

@@ -20,6 +20,7 @@ from rlhf_nb.cli import main
 from rlhf_nb.diagnose.checks import Check, Checks, Finding, Rung, climb, not_here
 from rlhf_nb.diagnose.preflight import LADDER, check_pairs, preflight
 from rlhf_nb.diagnose.subject import Subject, text_in
+from rlhf_nb.environments import guess_number
 from rlhf_nb.models import scorer_from
 from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.training.engines import CachedEngine
@@ -312,6 +313,13 @@ def test_a_learning_rate_that_is_far_too_high_is_reported(ppo):
 
 
 # ---- What it refuses ----
+
+
+# catches: episodes of several turns checked as if the policy had written all of them
+def test_a_trainer_that_plays_is_refused(ppo):
+    trainer = ppo(parts=dict(environment_factory=guess_number(), max_turns=2))
+    with pytest.raises(ValueError, match="does not play"):
+        preflight(trainer, rungs=rungs())
 
 
 def test_a_trainer_without_prompts_is_refused(ppo):

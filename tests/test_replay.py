@@ -26,6 +26,7 @@ from rlhf_nb import replay
 from rlhf_nb.cli import main
 from rlhf_nb.cli.replay import replay_parser
 from rlhf_nb.diagnose.replay import source_of, update_again
+from rlhf_nb.environments import guess_number
 from rlhf_nb.moments import RunningMoments
 from rlhf_nb.rollout import TENSORS
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
@@ -37,11 +38,16 @@ KINDS = dict(
     trunk=dict(share_value_trunk=True),
     rates=dict(value_learning_rate=5e-3, bootstrap_truncated=True, whiten_rewards=True),
     grpo=dict(advantage_estimator="grpo", num_generations=2, kl_in="loss", kl_estimator="k3"),
+    turns=dict(bootstrap_truncated=True, missing_eos_penalty=0.5, loss_aggregation="constant"),
+    as_turns=dict(advantage_estimator="gae_turns", lam_turn=0.9, missing_eos_penalty=0.5),
     full=dict(kl_estimator="full", lr_scheduler_type="cosine", max_grad_norm=0.1),
 )
 
 
 def parts_of(kind: str) -> dict:
+    if "turns" in kind:
+        world = guess_number(9, 3, 36, ("a", "b", "c"))
+        return dict(environment_factory=world, max_turns=2)
     if kind != "lora":
         return {}
     from peft import LoraConfig

@@ -17,14 +17,17 @@ from hypothesis import strategies as st
 from markup import Reader
 from packs import unpacked
 from rich.console import Console
+from test_turns import record
 
 from rlhf_nb.cli.view import rollout_text, view_command
 from rlhf_nb.gae import gae, returns_from
 from rlhf_nb.kl import estimate_kl
 from rlhf_nb.masks import whiten
+from rlhf_nb.ppo import estimate_advantages, final_scores
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.shaping import penalize_missing_eos, shape_rewards
 from rlhf_nb.training.metrics import in_order
+from rlhf_nb.turns import keep_chosen, paid_turns, put_fields_back, reached_stops
 from rlhf_nb.ui.episodes import ONE_WAY, Shown, paler
 from rlhf_nb.ui.html import add_blanks, asset, element, themed_page
 from rlhf_nb.ui.reader import packed_update
@@ -33,7 +36,7 @@ from rlhf_nb.ui.run_files import ppo_lines, rollout_files
 from rlhf_nb.ui.run_view import Run, episodes_markup
 from rlhf_nb.ui.viewer import browse, view
 from rlhf_nb.ui.viz import signed_number
-from rlhf_nb.ui.what_if import objective_of, what_if
+from rlhf_nb.ui.what_if import objective_of, reproduces, what_if
 from rlhf_nb.update import Objective
 
 TAGS = set(
@@ -348,6 +351,49 @@ def test_what_if_is_what_the_trainer_would_have_made(chosen):
     new = what_if(trained(), objective_of(wanted))
     for name in MADE:
         assert torch.equal(getattr(new, name), getattr(wanted, name)), name
+
+
+# catches: other settings tried over what was observed too; a penalty charged once an episode; a
+# reward that is paid a turn late; a value behind the end where the world has ended
+@pytest.mark.parametrize("estimator", ["gae", "gae_turns"])
+def test_what_if_over_turns_is_what_the_trainer_would_have_made(estimator):
+    r = record([[(2, 3), (1, 1), (3, 2)], [(1, 1)], [(2, 2), (2, 0)], [(1, 4), (1, 1)]])
+    r = r.with_(stop_reason=["terminated"] * 4)
+    made = dict(advantage_estimator=estimator, kl_coef=0.3, missing_eos_penalty=0.7)
+    made |= dict(gamma=1.0 if estimator == "gae_turns" else 0.9, bootstrap_truncated=True)
+
+    def trained(cfg: Objective) -> Rollout:
+        drawn = keep_chosen(r)
+        raw = paid_turns(drawn).nan_to_num(0.0)
+        final = final_scores(raw, reached_stops(drawn), cfg, mask=drawn.mask)
+        scored = put_fields_back(r, raw_scores=raw, scores=final, paid=~paid_turns(drawn).isnan())
+        kl = estimate_kl(r.logprobs, r.ref_logprobs, cfg.kl_estimator).masked_fill(~r.chosen, 0.0)
+        return estimate_advantages(scored.with_(kl=kl), cfg).with_(objective=asdict(cfg))
+
+    was, cfg = trained(Objective(**made)), Objective(**made | dict(lam=0.5, lam_turn=0.5))
+    assert reproduces(was, objective_of(was))[0]
+    for wanted, new in ((was, objective_of(was)), (trained(cfg), cfg)):
+        again = what_if(was, new)
+        for name in MADE:
+            assert torch.equal(getattr(again, name), getattr(wanted, name)), name
+    if estimator == "gae_turns":
+        return
+    by_hand = torch.zeros_like(r.values)
+    for e in range(len(r)):
+        after = value = 0.0
+        for t in reversed(r.chosen[e].nonzero()[:, 0].tolist()):
+            k, later = (
+                int(r.turn[e, t]),
+                r.chosen[e, t + 1 :] & (r.turn[e, t + 1 :] == r.turn[e, t]),
+            )
+            pays = 0.0 if later.any() else r.turn_rewards[e, k] - 0.7 * ~r.turn_stopped[e, k]
+            delta = pays - 0.3 * again.kl[e, t] + 0.9 * value - r.values[e, t]
+            by_hand[e, t] = after = delta + 0.9 * 0.5 * after
+            value = r.values[e, t]
+    x = by_hand[r.chosen]
+    assert torch.allclose(again.advantages[r.chosen], (x - x.mean()) / x.std(), atol=1e-6)
+    text = str(rollout_text(was))
+    assert f"{was.chosen[1].sum()} token · 1 turn, terminated" in text and "Turn 3 · reward" in text
 
 
 def test_what_does_not_come_out_is_said():

@@ -82,6 +82,8 @@ def plan_of(options: Namespace) -> MemoryPlan:
     dtype = str(getattr(policy, "dtype", None)) if models.dtype == "auto" else models.dtype
     half = dtype.split(".")[-1] in ("bfloat16", "float16")
     positions = getattr(policy, "max_position_embeddings", None) or 10**9
+    turns = options.max_turns if models.environment else 1
+    most = models.environment and options.max_episode_length
     # where the options leave it open, bf16 with recomputation on a GPU
     bf16 = options.bf16 if options.bf16 is not None else not options.use_cpu and not options.fp16
     recompute = {options.activation_checkpointing, options.gradient_checkpointing} - {None}
@@ -95,7 +97,9 @@ def plan_of(options: Namespace) -> MemoryPlan:
         layout=layout,
         num_processes=processes,
         prompt_length=options.max_prompt_length
-        or max(1, min(512, positions - options.response_length)),
+        or max(1, min(512, positions - (most or turns * options.response_length))),
+        max_turns=turns,
+        max_episode_length=most or None,
         precision="bf16" if bf16 else "fp16" if options.fp16 else "float32",
         activation_checkpointing=any(recompute) if recompute else not options.use_cpu,
         dtype="bfloat16" if half else "float32",
@@ -116,14 +120,18 @@ def dry_run(options: Namespace) -> int:
         plan = plan_of(options)
     policy, *value = [f"{m.trained:,} of {m.params:,}" for m in plan.trained]
     head = "a layer on the policy" if plan.critic else "none"
+    played, unknown = "", " (without what is answered: set --max_episode_length)"
+    if plan.max_turns > 1:
+        known = "" if plan.max_episode_length else unknown
+        played = f"episodes of {plan.episode} behind them{known}, {plan.max_turns} turns with "
     assumed = "" if options.max_prompt_length else " (assumed: set --max_prompt_length)"
     summary = (
         f"PPO, planned and not run: {plan.layout}, {plan.num_processes} process(es), "
         f"{plan.precision}, weights loaded in {plan.dtype}, activations "
         f"{'recomputed' if plan.activation_checkpointing else 'kept'}; micro-batches of "
         f"{plan.per_device_train_batch_size}, prompts of {plan.prompt_length} tokens{assumed}, "
-        f"responses of {plan.response_length}; trained parameters: policy {policy}, value model "
-        f"{value[0] if value else head}."
+        f"{played}responses of {plan.response_length}; trained parameters: policy {policy}, "
+        f"value model {value[0] if value else head}."
     )
     print(textwrap.fill(summary, 100))
     if options.use_vllm:

@@ -91,7 +91,14 @@ def colour_tokens(
 
 def rollout_text(rollout: Rollout, episodes: int = 8) -> Text:
     "The first episodes of a rollout, for a terminal: numbers, and under them the texts."
-    from rlhf_nb.ui.episodes import end_of, episode_facts, episode_tokens, prompt_of, when
+    from rlhf_nb.ui.episodes import (
+        end_of,
+        episode_facts,
+        episode_tokens,
+        prompt_of,
+        turns_told,
+        when,
+    )
     from rlhf_nb.ui.html import add_blanks
 
     parts = [Text(when(rollout), "italic")] if "update" in rollout.info else []
@@ -102,7 +109,11 @@ def rollout_text(rollout: Rollout, episodes: int = 8) -> Text:
         parts.append(Text(episode_facts(rollout, i), "bold"))
         if rollout.prompts:
             parts.append(Text(harmless(end_of(prompt_of(rollout, i)).strip()), "dim"))
-        parts.append(colour_tokens(tokens, kl))
+        for one in (told := turns_told(rollout, i)):
+            own = slice(one["at"], one["end"])
+            parts.append(Text(f"{one['facts']}\n", "italic") + colour_tokens(tokens[own], kl[own]))
+            parts += [Text(harmless(one["answer"]).strip(), "dim")] if one["answer"] else []
+        parts += [] if told else [colour_tokens(tokens, kl)]
     return Text("\n\n").join(parts)
 
 

@@ -224,7 +224,9 @@ class MemoryPlan:
     layout: LayoutName = "alone"
     num_processes: Count = 1  # GPUs
     prompt_length: Count = 512  # tokens, of the longest prompt of a batch
-    response_length: Count = 53
+    response_length: Count = 53  # of one turn
+    max_turns: Count = 1  # more than 1: an environment answers
+    max_episode_length: Count | None = None  # tokens behind the prompt; None: answers are unknown
     per_device_train_batch_size: Count = 8  # rows of a micro-batch
     gradient_accumulation_steps: Count = 1
     num_mini_batches: Count = 1
@@ -244,8 +246,12 @@ class MemoryPlan:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        self.length = self.prompt_length + self.response_length
-        positions = getattr(self.policy, "max_position_embeddings", None) or self.length
+        most = self.max_turns * self.response_length  # None: those of the policy alone
+        positions = getattr(self.policy, "max_position_embeddings", None) or 10**9
+        episode = min(self.max_episode_length or most, positions - self.prompt_length)
+        self.episode = max(self.response_length, episode)
+        self.drawn = min(most, self.episode)  # by the policy
+        self.length = self.prompt_length + self.episode
         if self.layout == "alone" and self.num_processes > 1:
             raise ValueError("num_processes: alone is one GPU; give another layout.")
         if self.layout == "zero3" and self.offload_frozen:
@@ -377,10 +383,10 @@ def _copies(plan: MemoryPlan, phase: str) -> float:
 def _logits(plan: MemoryPlan, rows: int, whole: int, copies: int) -> float:
     """Two copies of a chunk. ZeRO-3 does not run body and head separately: there `whole` times all
     logits [B, 2 T + 1, V], and `copies` of a chunk."""
-    policy, tokens = plan.trained[0], rows * plan.response_length
+    policy, tokens = plan.trained[0], rows * plan.drawn
     if plan.layout != "zero3":
         return logits_bytes(policy, tokens)
-    every = plan.form.matmul * policy.vocab * rows * (2 * plan.response_length + 1)
+    every = plan.form.matmul * policy.vocab * rows * (2 * plan.episode + 1)
     return whole * every + logits_bytes(policy, tokens, copies)
 
 
@@ -401,13 +407,13 @@ def _without_gradient(plan: MemoryPlan, phase: str) -> dict[str, float]:
 def _with_gradient(plan: MemoryPlan) -> dict[str, float]:
     "The largest of three moments: the head; the end of the forward pass; a layer's backward."
     policy, rows, form = plan.trained[0], plan.per_device_train_batch_size, plan.form
-    n, read = plan.length, plan.response_length + 1  # before each token, after the last
+    n, read = plan.length, plan.drawn + 1  # before each token, after the last
     zero3, recompute = plan.layout == "zero3", plan.activation_checkpointing
     first, *of_value = (
         model_activations(m, form, rows, n, recompute, n if zero3 and m is policy else read)
         for m in plan.trained
     )
-    chunked = rows * plan.response_length > CHUNK // policy.vocab  # each is recomputed then
+    chunked = rows * plan.drawn > CHUNK // policy.vocab  # each is recomputed then
     held = _logits(plan, rows, 1, 0 if chunked else 4) if zero3 else 0
     layer: float = 2 * rows * n * form.stream * policy.hidden
     copies = last_copies = _copies(plan, "update")

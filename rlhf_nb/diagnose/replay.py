@@ -28,6 +28,7 @@ from rlhf_nb.training.logs import logged_rows
 from rlhf_nb.training.metrics import metric_of
 from rlhf_nb.training.model_loading import load_policy, load_scorer, load_tokenizer
 from rlhf_nb.training.resume import changes_text, saved_run
+from rlhf_nb.turns import keep_chosen, put_fields_back, reached_stops
 from rlhf_nb.ui.run_files import left_out, ranges_of, rollout_files
 from rlhf_nb.update import charge
 
@@ -179,7 +180,9 @@ class Source:
             given = run and run.pair.value
             value = load_model(load_scorer, saved / "value", given, made["value"])
         args = make_args(settings, folder)
-        trainer = PPOTrainer(args, tokenizer, policy, None, no_judge, value_model=value)
+        played = Rollout.load(self.rollouts[0]).chosen is not None
+        parts = dict(value_model=value, environment_factory=NoWorld if played else None)
+        trainer = PPOTrainer(args, tokenizer, policy, None, no_judge, **parts)
         trainer.restore(saved, {x for x in settings if before.get(x) != settings[x]})
         return trainer
 
@@ -187,6 +190,12 @@ class Source:
 def no_judge(prompts: list[str], responses: list[str], **columns: Any) -> list[float]:
     "In the place of a reward: the scores of a replay are in the rollout."
     raise RuntimeError("a replay uses the scores of the rollout.")
+
+
+class NoWorld:
+    "In the place of an environment: the turns of a replay are in the rollout."
+
+    reset = step = no_judge
 
 
 def source_of(run: str | Path | PPOTrainer, update: int) -> Source:
@@ -216,9 +225,9 @@ def prepare_rollout(trainer: PPOTrainer, saved: Rollout) -> Rollout:
     "Scores, rewards and advantages from the judges' raw scores, as the trainer makes them."
     tensors = {name: x for name in TENSORS if (x := getattr(saved, name)) is not None}
     r = saved.with_(**{name: x.to(trainer.layout.device) for name, x in tensors.items()})
-    args, reduce = trainer.args, trainer.layout.sum
-    scores = final_scores(r.raw_scores, r.stopped, args, trainer.moments, reduce, r.mask)
-    r = charge(r.with_(scores=scores), args, trainer.controller.value)
+    args, drawn, settings = trainer.args, keep_chosen(r), (trainer.moments, trainer.layout.sum)
+    scores = final_scores(drawn.raw_scores, reached_stops(drawn), args, *settings, drawn.mask)
+    r = charge(put_fields_back(r, scores=scores), args, trainer.controller.value)
     return trainer.advantages(r)
 
 
@@ -228,7 +237,7 @@ def movement(trainer: PPOTrainer, r: Rollout) -> dict[str, float]:
     forward, model = trainer.forward, trainer.model_wrapped
     (logprobs,) = forward.over(r, lambda part: forward(model, part)[:1])
     clip = trainer.args.cliprange, trainer.args.cliprange_high
-    sums = policy_diagnostics(logprobs, r.logprobs, r.advantages, r.mask, *clip)
+    sums = policy_diagnostics(logprobs, r.logprobs, r.advantages, r.policy_mask, *clip)
     total = {name: trainer.layout.sum(x).item() for name, x in sums.items()}
     return {name: total[name.split("/")[1]] / total["tokens"] for name in AFTER}
 

@@ -186,6 +186,11 @@ class Subject:
             raise ValueError(
                 "the trainer has no train_dataset, so there are no prompts to look at: give it one."
             )
+        if trainer.player is not None:
+            raise ValueError(
+                "a preflight does not play, and what it computes by hand is of one turn: check models, "
+                "data and settings with a reward function in place of environment and tools."
+            )
         if trainer.args.world_size > 1 or not trainer.layout.in_place:
             raise ValueError(
                 f"a preflight runs in one process, and this is {trainer.layout.describe()}: run it "

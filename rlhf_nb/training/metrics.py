@@ -4,18 +4,17 @@ is drawn. Viewer, dashboard, report, alarms, the page on metrics and the glossar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Literal
 
-# Near-greedy, over ten runs of `rlhf-nb demo` (five seeds, twice): see nbs/results.ipynb.
-SEEDS = dict(  # by the kind of run, which `rlhf_nb.cli.demo_run.kind_of` names
-    usual="79.8 to 98.7 % in ten runs",
-    quick="77.8 to 96.8 % in five quick runs",  # benchmarks/quick_demo.py
-)
+# Near-greedy, over ten runs of `rlhf-nb demo` (five seeds, twice): see nbs/results.ipynb; the quick
+# ones: benchmarks/quick_demo.py. By the kind of run, which `rlhf_nb.cli.demo_run.kind_of` names.
+SEEDS = dict(usual="79.8 to 98.7 % in ten runs", quick="77.8 to 96.8 % in five quick runs")
 
 DEMO = "five runs of `rlhf-nb demo`, seeds 10 to 14 (`benchmarks/healthy_ranges.py`)"
+RUN_160M = "the 160m run of [2403.17031](https://arxiv.org/abs/2403.17031)"
 DEFINED = "by definition"
 
 
@@ -23,7 +22,7 @@ DEFINED = "by definition"
 class Metric:
     "What is known of one number in the log."
 
-    name: str  # as it is logged; NAME stands for a judge's
+    name: str  # as it is logged; NAME stands for a judge's, or an environment's
     title: str = ""  # what it is, in words; empty: the name says it
     unit: str = ""
     formula: str = ""  # Markdown with LaTeX
@@ -57,6 +56,43 @@ class Metric:
         return "%" if self.is_share else first if first in ("nats", "tokens") else ""
 
 
+EVALUATION = (
+    Metric(
+        "eval_score",
+        unit="reward per response",
+        formula="mean weighted raw score of all evaluation prompts' completions, no penalty",
+        healthy="rises with `objective/raw_scores`",
+        otherwise="falls while that rises: only sampled answers gain; read the completions",
+    ),
+    Metric(
+        "eval_length",
+        unit="tokens per response",
+        formula="mean tokens of a completion, including the stop token",
+        healthy="like that of good answers",
+        otherwise="as in `tokens/response_length`",
+    ),
+    Metric(
+        "eval_stopped",
+        unit="share of responses",
+        formula="share that reached the stop token",
+        healthy="1",
+        otherwise="below 0.9: greedy loops; a longer run with `missing_eos_penalty`",
+    ),
+    *(
+        Metric(
+            f"eval_{name}",
+            unit=f"{what} per episode",
+            formula=f"`turns/{of}` of those episodes, near-greedy",
+            healthy=f"as `turns/{of}`",
+            otherwise=f"as `turns/{of}`",
+        )
+        for name, of, what in (
+            ("return", "return", "reward"),
+            ("turns", "per_episode", "turns"),
+        )
+    ),
+)
+
 TABLES = {  # of the page on metrics, and what is in none of them
     "earned": (
         Metric(
@@ -65,8 +101,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
             unit="reward per response",
             formula=r"$\frac1B\sum_i\sum_j w_j s_{ij}$",
             healthy="rises",
-            otherwise="flat: look whether the judge tells answers apart at all; only then at "
-            "`learning_rate`",
+            otherwise="flat: can the judge tell answers apart? Only then look at `learning_rate`",
             source=DEFINED,
             short=("raw score", "score"),
             viewer=2,
@@ -91,21 +126,17 @@ TABLES = {  # of the page on metrics, and what is in none of them
             "objective/score_spread",
             title="share of a response that its score is spread over",
             unit="share",
-            formula=r"$\frac{(\sum_t\lvert s_t\rvert)^2}{n\sum_t s_t^2}$, mean over responses "
-            "with a score; only where judges score tokens",
+            formula=r"mean of $\frac{(\sum_t\lvert s_t\rvert)^2}{n\sum_t s_t^2}$ of its scores",
             healthy="steady: the judge's habit, 1 where each token earns the same",
-            otherwise="falls towards $1/n$: one token earns it all, look which; rises: small "
-            "things are repeated",
+            otherwise="falls to $1/n$: one token earns it all; rises: small things are repeated",
         ),
         Metric(
             "objective/equal_groups",
             title="prompts whose answers all score the same",
             unit="share of prompts",
-            formula="share of the prompts with several responses whose scores are all equal; only "
-            "where an estimator compares them",
+            formula="share of groups whose scores are all equal, where an estimator has groups",
             healthy="near 0: nothing is learned from such a prompt but its KL",
-            otherwise="near 1: prompts that are too easy or too hard, or a judge too coarse; take "
-            "others, or raise `num_generations`",
+            otherwise="near 1: too easy, too hard, or a coarse judge; raise `num_generations`",
             short=("equal groups",),
             viewer=9,
         ),
@@ -115,11 +146,8 @@ TABLES = {  # of the page on metrics, and what is in none of them
             unit="nats per response",
             formula=r"$\frac1B\sum_i\sum_t k_{it}$, nats per response",
             healthy="0 in the first update, then slowly up to a few nats; at most 10",
-            otherwise="above 10: raise `kl_coef`, lower `learning_rate`; clearly negative: two "
-            "temperatures or precisions are being compared",
-            source="0: by definition; up to 5 in "
-            + DEMO
-            + "; 10 is as far as the best of 60,000 samples",
+            otherwise="above 10: raise `kl_coef`; clearly negative: two temperatures or precisions",
+            source=f"0: {DEFINED}; up to 5 in {DEMO}; 10: as far as the best of 60,000 samples",
             low=-0.1,
             high=10.0,
             short=("KL",),
@@ -142,8 +170,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
             unit="reward per response",
             formula=r"$-\beta\cdot$ `objective/kl`; 0 with `kl_in='loss'`",
             healthy="small beside the spread of the scores",
-            otherwise="as large as the scores: the policy learns only from the penalty, lower "
-            "`kl_coef`",
+            otherwise="as large as the scores: only the penalty is learned from, lower `kl_coef`",
         ),
         Metric(
             "objective/rlhf_reward",
@@ -159,8 +186,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
             unit="nats per response",
             formula=r"$-\frac1B\sum_i\sum_t\log\pi_{it}$, nats per response",
             healthy="changes with the length of answers",
-            otherwise="divide by `tokens/response_length` before you compare; then read "
-            "`policy/entropy_avg`",
+            otherwise="compare it per token (`tokens/response_length`); see `policy/entropy_avg`",
             report=7,
         ),
     ),
@@ -171,14 +197,12 @@ TABLES = {  # of the page on metrics, and what is in none of them
             unit="ratio",
             formula=r"$\langle\rho\rangle$",
             healthy="within 0.05 of 1",
-            otherwise="further: sampling and update disagree (temperature, dropout, precision), or "
-            "the steps are far too large",
+            otherwise="further: sampling and update disagree, or the steps are far too large",
             source=DEMO + "; single updates of 1.12 right after the value warm-up",
             low=0.95,
             high=1.05,
             term="ratio",
-            meaning=r"$\rho_t$: how much more likely a sampled token has become since it was "
-            "sampled.",
+            meaning=r"$\rho_t$: how much more likely a token has become since it was sampled.",
         ),
         Metric(
             "val/ratio_var",
@@ -197,19 +221,14 @@ TABLES = {  # of the page on metrics, and what is in none of them
             unit="nats per token",
             formula=r"$\langle\frac12(\log\rho)^2\rangle$",
             healthy="below 0.05, falling with the learning rate",
-            otherwise="higher: lower `learning_rate`, set `target_kl`; exactly 0: nothing is being "
-            "learned",
-            source="up to 0.023 in "
-            + DEMO
-            + ", 0.05 in the page's run; 0.003 to 0.008 in the 160m run of "
-            "[2403.17031](https://arxiv.org/abs/2403.17031)",
+            otherwise="higher: lower `learning_rate`, set `target_kl`; 0: nothing is learned",
+            source=f"up to 0.023 in {DEMO}, 0.05 in the page's run; 0.003 to 0.008 in {RUN_160M}",
             low=0.0,
             high=0.05,
             short=("approximate KL",),
             viewer=7,
             term="approxkl",
-            meaning="$k_2$ between the new and the old policy: how far the steps on one batch "
-            "have moved it.",
+            meaning="$k_2$ between the new and the old policy: how far one batch has moved it.",
         ),
         Metric(
             "policy/clipfrac_avg",
@@ -218,9 +237,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
             formula=r"$\langle$ 1 where the clipped loss exceeds the plain one $\rangle$",
             healthy="below 0.15; up to 0.25 in the first update in which the policy learns",
             otherwise="higher: lower `learning_rate`, take fewer `num_ppo_epochs`, set `target_kl`",
-            source="up to 0.06 in " + DEMO + "; 0.025 to 0.073 in the 160m run of "
-            "[2403.17031](https://arxiv.org/abs/2403.17031); the rest: this page's run, "
-            "on six seeds",
+            source=f"up to 0.06 in {DEMO}; 0.025 to 0.073 in {RUN_160M}; six seeds here",
             low=0.0,
             high=0.15,
             first=0.25,
@@ -228,8 +245,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
             viewer=6,
             report=8,
             term="clip, clipfrac",
-            meaning="The limit on the ratio in the policy loss; the share of tokens at which it "
-            "takes effect.",
+            meaning="The limit on the ratio in the policy loss; the share of tokens it limits.",
         ),
         Metric(
             "policy/entropy_avg",
@@ -242,8 +258,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
             short=("token entropy", "entropy"),
             viewer=4,
             term="entropy",
-            meaning="How undecided the policy is between next tokens. Near 0, it always writes "
-            "the same.",
+            meaning="How undecided the policy is about the next token. Near 0: always the same.",
         ),
         Metric(
             "loss/policy_avg",
@@ -265,11 +280,9 @@ TABLES = {  # of the page on metrics, and what is in none of them
             "policy/grad_norm",
             title="gradient before clipping",
             unit="norm",
-            formula="norm of the gradient before clipping, policy and value model together, mean "
-            "over steps",
+            formula="norm of the gradient of policy and value model together, mean over steps",
             healthy="steady, near or below `max_grad_norm`",
-            otherwise="spikes: look at that update's scores; always far above: lower `vf_coef` or "
-            "normalise the scores",
+            otherwise="spikes: look at the scores; always above: lower `vf_coef`, scale the scores",
         ),
         Metric(
             "lr",
@@ -293,8 +306,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
             over="max",
             formula="largest $e^{g}$, before the cap",
             healthy="not far above 1",
-            otherwise="single tokens that engine and trainer disagree on: keep the cap, use the "
-            "same precision on both sides",
+            otherwise="single tokens differ: keep the cap, use the same precision on both sides",
         ),
         Metric(
             "sampling/capped",
@@ -323,11 +335,9 @@ TABLES = {  # of the page on metrics, and what is in none of them
             "loss/value_avg",
             title="loss of the values",
             unit="loss",
-            formula=r"$\langle\frac12\max((v-R)^2,\,(v^{\text{clip}}-R)^2)\rangle$, before "
-            "`vf_coef`",
+            formula=r"$\langle\frac12\max((v-R)^2,\,(v^{\text{clip}}-R)^2)\rangle$",
             healthy="falls, then follows the scores",
-            otherwise="in the hundreds: the scores are large, set `normalize_scores`, or raise "
-            "`cliprange_value`",
+            otherwise="in the hundreds: set `normalize_scores`, or raise `cliprange_value`",
         ),
         Metric(
             "val/clipfrac_avg",
@@ -335,8 +345,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
             unit="share of tokens",
             formula=r"$\langle$ 1 where the clipped error exceeds the plain one $\rangle$",
             healthy="falls from a high start",
-            otherwise="stays high: values can move only `cliprange_value` per update, raise it or "
-            "scale the scores down",
+            otherwise="stays high: raise `cliprange_value`, which they move, or scale the scores",
         ),
         Metric(
             "val/explained_variance",
@@ -344,8 +353,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
             unit="share",
             formula=r"$1-\mathrm{Var}(R-V)/\mathrm{Var}(R)$, at the rollout",
             healthy="above 0 once the value model has warmed up, and rising",
-            otherwise="below 0: set `value_warmup_updates`, raise `value_learning_rate`, start "
-            "from the reward model",
+            otherwise="below 0: set `value_warmup_updates`, raise `value_learning_rate`",
             source="0: no better than a constant, by definition; 0.9 at the end of " + DEMO,
             low=0.0,
             high=1.0,
@@ -364,8 +372,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
             unit="responses",
             formula="answers that reached their stop token, of $B$",
             healthy="nearly all: 0.9 of the share at the start, or more",
-            otherwise="few: set `missing_eos_penalty`, allow a longer `response_length`, ask "
-            "whether the reward pays for length",
+            otherwise="few: set `missing_eos_penalty`, raise `response_length`; is length paid?",
             source="0.99 or more in " + DEMO,
         ),
         Metric(
@@ -384,18 +391,11 @@ TABLES = {  # of the page on metrics, and what is in none of them
             "tokens/paid",
             title="tokens with a score",
             unit="tokens per response",
-            formula="tokens that a judge gave a score of their own, over $B$; only where judges "
-            "score tokens",
+            formula="tokens with a score of their own, over $B$; only where judges score tokens",
             healthy="as many as there are steps",
-            otherwise="grows with the score: the policy may farm steps, read some answers; 0: the "
-            "function finds no steps",
+            otherwise="grows with the score: are steps farmed? Read answers; 0: no step is found",
         ),
-        Metric(
-            "episode",
-            over="last",
-            formula=r"updates so far $\times B$",
-            healthy="the x axis to compare runs on",
-        ),
+        Metric("episode", over="last", formula=r"updates so far $\times B$", healthy="the x axis"),
         Metric(
             "time/rollout",
             unit="seconds",
@@ -433,51 +433,78 @@ TABLES = {  # of the page on metrics, and what is in none of them
             otherwise="far below $B$ over the three times: data loading or callbacks",
         ),
     ),
+    "turns": (
+        Metric(
+            "turns/return",
+            title="return of an episode",
+            unit="reward per episode",
+            formula=r"$\frac1B\sum_i\sum_k r_{ik}$, what the environment paid over all turns",
+            healthy="rises, towards that of best play where it is known",
+            otherwise="flat: does any episode earn something? Raise `entropy_coef`, start from SFT",
+            short=("return",),
+            viewer=10,
+        ),
+        Metric(
+            "turns/per_episode",
+            title="turns",
+            unit="turns per episode",
+            formula=r"$\frac1B\sum_i K_i$",
+            healthy="settles; falls where a quick end pays as much",
+            otherwise="rises without the return: the policy waits for the end",
+            short=("turns",),
+            viewer=11,
+        ),
+        Metric(
+            "turns/tokens",
+            title="length of a turn",
+            unit="tokens per turn",
+            formula=r"$N/\sum_i K_i$, chosen tokens alone",
+            healthy="settles",
+            otherwise="as in `tokens/response_length`, which is over all turns",
+        ),
+        Metric(
+            "turns/stopped",
+            title="turns that stopped by themselves",
+            unit="share of turns",
+            formula="share of turns that reached their stop token",
+            healthy="near 1; 0 where `response_length` is all that an action needs",
+            otherwise="falls: set `missing_eos_penalty`, or raise `response_length`",
+        ),
+        *(
+            Metric(
+                f"turns/{why}",
+                title=f"episodes that {ended}",
+                unit="share of episodes",
+                formula=f"share of episodes with the stop reason `{why}`",
+                healthy="most are `terminated`, where the environment has an end of its own",
+                otherwise="of the others: raise the limit, or set `bootstrap_truncated`",
+            )
+            for why, ended in dict(
+                terminated="the environment ended",
+                truncated="the environment cut off",
+                max_turns="had the most turns",
+                context="were too long to go on",
+            ).items()
+        ),
+        Metric(
+            "turns/info/NAME",
+            unit="mean over episodes",
+            formula="mean of the last step's `info[NAME]`, for each number in it",
+            healthy="as the environment says; a share such as `won` rises with the return",
+            otherwise="moves against the return: the environment pays for something else",
+        ),
+    ),
     "evaluation": (
-        Metric(
-            "eval_score",
-            unit="reward per response",
-            formula="mean weighted raw score of the completions of all evaluation prompts, no "
-            "penalty",
-            healthy="rises with `objective/raw_scores`",
-            otherwise="falls while that rises: the gain shows only in sampled answers; read the "
-            "completions",
-        ),
-        Metric(
-            "eval_length",
-            unit="tokens per response",
-            formula="mean tokens of a completion, including the stop token",
-            healthy="like that of good answers",
-            otherwise="as in `tokens/response_length`",
-        ),
-        Metric(
-            "eval_stopped",
-            unit="share of responses",
-            formula="share that reached the stop token",
-            healthy="1",
-            otherwise="below 0.9: greedy loops; a longer run with `missing_eos_penalty`",
-        ),
-        Metric(
-            "sample_score",
-            unit="reward per response",
-            formula="`eval_score` of the first 64 prompts, without an evaluation: "
-            "`num_sample_generations`",
-            healthy="as `eval_score`, with more noise",
-            otherwise="as `eval_score`; compare it with itself, and never with `eval_score`",
-        ),
-        Metric(
-            "sample_length",
-            unit="tokens per response",
-            formula="`eval_length` of those",
-            healthy="as `eval_length`",
-            otherwise="as `eval_length`",
-        ),
-        Metric(
-            "sample_stopped",
-            unit="share of responses",
-            formula="`eval_stopped` of those",
-            healthy="as `eval_stopped`",
-            otherwise="as `eval_stopped`",
+        *EVALUATION,
+        *(
+            replace(
+                m,
+                name=m.name.replace("eval", "sample"),
+                formula=f"`{m.name}` of the first 64 prompts: `num_sample_generations`",
+                healthy=f"as `{m.name}`, with more noise",
+                otherwise=f"as `{m.name}`; never compare it with that",
+            )
+            for m in EVALUATION
         ),
     ),
     "reward model": (
@@ -486,16 +513,14 @@ TABLES = {  # of the page on metrics, and what is in none of them
             unit="nats per pair",
             formula=r"mean of $-\log\sigma(c-d)$, with margins and centring term if used",
             healthy=r"below $\log 2 = 0.693$ and falling",
-            otherwise="above 0.693: worse than a coin; rising while the training loss falls: one "
-            "epoch is enough",
+            otherwise="above 0.693: worse than a coin; rising in training: one epoch is enough",
         ),
         Metric(
             "eval_accuracy",
             unit="share of pairs",
             formula="share of pairs with $c>d$",
             healthy="0.6 to 0.8 on human labels",
-            otherwise="0.5: chosen and rejected look alike or are swapped; 1.0: something gives "
-            "the label away, often length",
+            otherwise="0.5: labels are noise or swapped; 1.0: something such as length tells them",
         ),
         Metric(
             "eval_margin",
@@ -509,11 +534,9 @@ TABLES = {  # of the page on metrics, and what is in none of them
         Metric(
             "eval_calibration_error",
             unit="share of pairs",
-            formula=r"$\sum_b\frac{n_b}{n}\lvert\bar p_b-\bar o_b\rvert$ over the bins $b$, $n_b$ "
-            "of $n$ pairs in each",
+            formula=r"$\sum_b\frac{n_b}{n}\lvert\bar p_b-\bar o_b\rvert$ over bins of $n_b$ pairs",
             healthy="below 0.1",
-            otherwise="higher: overconfident (or underconfident), stop earlier; PPO will overreact "
-            "to small differences",
+            otherwise="higher: overconfident, stop earlier; PPO overreacts to small differences",
         ),
         Metric(
             "eval_min_reward",
@@ -546,28 +569,10 @@ TABLES = {  # of the page on metrics, and what is in none of them
             viewer=1,
             report=3,
         ),
-        Metric(
-            "gold/covered",
-            title="facts covered",
-            unit="per summary, gold judge",
-            report=4,
-        ),
-        Metric(
-            "gold/invented",
-            title="facts invented",
-            unit="per summary, gold judge",
-            report=5,
-        ),
-        Metric(
-            "learning_rate",
-            title="learning rate",
-            unit="step size",
-        ),
-        Metric(
-            "loss",
-            title="loss",
-            unit="nats per token",
-        ),
+        Metric("gold/covered", title="facts covered", unit="per summary, gold judge", report=4),
+        Metric("gold/invented", title="facts invented", unit="per summary, gold judge", report=5),
+        Metric("learning_rate", title="learning rate", unit="step size"),
+        Metric("loss", title="loss", unit="nats per token"),
     ),
 }
 
@@ -577,8 +582,10 @@ LOG_NAMES = {short: name for name, metric in METRICS.items() for short in metric
 
 
 def metric_of(name: str) -> Metric:
-    "A metric by the name in the log; one that is not known here is its own title and unit."
-    return METRICS.get(name) or Metric(name, unit=name)
+    """A metric by the name in the log, also where it ends in what somebody named; one that is not
+    known here is its own title and unit."""
+    family = METRICS.get(f"{name.rpartition('/')[0]}/NAME", Metric(name, unit=name))
+    return METRICS.get(name) or replace(family, name=name)
 
 
 def combine(name: str, values: Sequence[float]) -> float:
@@ -591,19 +598,14 @@ def combine(name: str, values: Sequence[float]) -> float:
 
 def in_order(of: str) -> list[Metric]:  # of "viewer" or "report"
     "The metrics that are drawn there, in their order."
-    drawn = [metric for metric in METRICS.values() if getattr(metric, of)]
-    return sorted(drawn, key=lambda metric: getattr(metric, of))
+    return sorted((m for m in METRICS.values() if getattr(m, of)), key=attrgetter(of))
 
 
 def healthy(metric: str, value: float, first: bool = False) -> bool:
     """Whether a value is inside the metric's range, `first`: in the first update in which the
     policy learns. A metric without numbers has none to leave."""
-    bounds = RANGES[metric]
-    low = -math.inf if bounds.low is None else bounds.low
-    high = math.inf if bounds.high is None else bounds.high
-    if first and bounds.first is not None:
-        high = bounds.first
-    return low <= value <= high
+    low, high, most = (getattr(RANGES[metric], name) for name in ("low", "high", "first"))
+    return low is None or low <= value <= (most if first and most else high)
 
 
 def _table(head: str, rows: Sequence[tuple[str, ...]]) -> str:
@@ -620,8 +622,6 @@ def ranges_table() -> str:  # Markdown
 
 def metrics_table(table: str) -> str:  # Markdown
     "A table of the page on metrics; a metric with a range refers to `ranges_table`."
-    rows = []
-    for m in TABLES[table]:
-        words = ("range", "as above") if m.source else (m.healthy, m.otherwise)
-        rows.append((f"`{m.name}`", m.formula, *words))
+    words = lambda m: ("range", "as above") if m.source else (m.healthy, m.otherwise)
+    rows = [(f"`{m.name}`", m.formula, *words(m)) for m in TABLES[table]]
     return _table("name | formula | healthy | if not", rows)

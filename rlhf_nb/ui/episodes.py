@@ -59,15 +59,15 @@ def episode_signals(rollout: Rollout, episode: int) -> dict[str, Tensor]:
 
 def episode_facts(rollout: Rollout, episode: int) -> str:
     "What is known of an episode as a whole, on one line."
-    n, update = int(rollout.mask[episode].sum()), rollout.info.get("update")
+    own, update = rollout.policy_mask[episode], rollout.info.get("update")
     place = "" if update is None else f", update {update}"
     facts = [f"Episode {episode} of {len(rollout)}{place}"]
     for name, values in (("score", rollout.scores), ("raw score", rollout.raw_scores)):
         if values is not None and math.isfinite(x := float(score_sums(values)[episode])):
             facts.append(f"{name} {signed_number(x)}")
-    if rollout.kl is not None and math.isfinite(x := float(rollout.kl[episode, :n].float().sum())):
+    if rollout.kl is not None and math.isfinite(x := float(rollout.kl[episode][own].float().sum())):
         facts.append(f"KL {signed_number(x)} nats")
-    drawn = int(rollout.policy_mask[episode].sum())
+    drawn = int(own.sum())
     facts.append(f"{drawn} {unit_of(rollout)[: None if drawn != 1 else -1]}")
     if rollout.turn is not None:
         turns = int(rollout.turn_counts[episode])
@@ -94,8 +94,10 @@ def turns_told(rollout: Rollout, episode: int) -> list[dict[str, Any]]:
         words = [f"{name} {signed_number(x)}" for name, x in numbers.items()]
         words.append("stopped by itself" if r.turn_stopped[0, k] else "cut off")
         said, answer = ("".join(tokens[t] for t in places) for places in (drawn, read))
-        one = dict(at=drawn[0], read=read[0] if read else None, said=said, answer=answer)
-        told.append(one | dict(facts=f"Turn {k + 1} · " + " · ".join(words)))
+        one = dict(at=drawn[0], end=drawn[-1] + 1, read=read[0] if read else None)
+        told.append(
+            one | dict(said=said, answer=answer, facts=f"Turn {k + 1} · " + " · ".join(words))
+        )
     return told
 
 

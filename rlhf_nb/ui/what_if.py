@@ -71,7 +71,8 @@ def why_not(rollout: Rollout, objective: Objective) -> str:
     for name in {made.advantage_estimator, objective.advantage_estimator}:
         if name not in ESTIMATORS or ESTIMATORS[name].compute is not gae:
             return f"advantage_estimator is {name}, and only gae is computed again."
-    if made.bootstrap_truncated and not (tensor_of(rollout, "stopped") & rollout.ended).all():
+    ended = tensor_of(rollout, "stopped") if rollout.turn is None else rollout.ended
+    if made.bootstrap_truncated and not ended.all():
         return (
             "bootstrap_truncated took the value model's estimate after a response that was cut "
             "off, and the rollout does not hold it."

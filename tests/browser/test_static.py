@@ -22,6 +22,7 @@ from lab import Lab, Notebook
 from notebooks import NOTEBOOKS
 from playwright.sync_api import Page, expect
 from test_browse import write
+from test_turns import record, spoiled
 from test_viewer import make, write_run
 
 from rlhf_nb.cli.view import view_command
@@ -529,6 +530,24 @@ def test_every_character_of_an_answer_is_there_in_reading_order(tmp_path: Path, 
             assert i in file.listed(), word
         find.fill("")
         file.press("Escape", "n")
+
+
+# catches: tokens that the world wrote in the length of what the policy wrote, and its KL; an end
+# that is not told, or not found; turns sorted as text; a stop reason that no episode has
+def test_episodes_of_several_turns(tmp_path: Path, read: Callable):
+    plan = [[(2, 3), (1, 2)], [(1, 1)], [(1, 1)] * 11, [(3, 0)]]
+    r = spoiled(record(plan), 9.0)
+    file = read(view(r).save_html(tmp_path / "one.html"))
+    kl = f"{r.kl[0][r.chosen[0]].sum():+.2f}".replace("-", "−")
+    assert f"KL {kl} nats · 3 tokens · 2 turns, terminated" in file.text(".page > .facts")
+    sort, only = file.page.get_by_label("Sort by"), file.page.get_by_label("Only")
+    sort.select_option("turns")
+    assert file.listed()[-1] == 2 and file.listed()[-2] == 0
+    sort.select_option("tokens")
+    assert file.listed() == [1, 0, 3, 2]
+    assert not {"truncated", "context"} & {*only.locator("option").all_inner_texts()}
+    only.select_option("max_turns")
+    assert file.listed() == [3, 2] and "1 turn, max_turns" in file.text(".page > .facts")
 
 
 # catches: a list sorted as text, an order that does not turn round, a place in the middle of the

@@ -23,8 +23,8 @@ const make = (tag, { parent, text, ...more } = {}) => {
   if (parent) parent.append(node);
   return node;
 };
-const counted = (row, pack) => `${row.length} ${row.length === 1 ? pack.unit.slice(0, -1) : pack.unit}`;
-const ending = row => row.stopped === null ? "" : row.stopped ? "stopped by itself" : "cut off";
+const counted = (row, pack) => `${row.written} ${row.written === 1 ? pack.unit.slice(0, -1) : pack.unit}`;
+const ending = row => row.reason ? `${row.turns} turn${row.turns === 1 ? "" : "s"}, ${row.reason}` : row.stopped === null ? "" : row.stopped ? "stopped by itself" : "cut off";
 const number = x => make("span", { text: shown(x), title: exact(x) });
 const placeBubble = (bubble, token) => {  // below it, or above where the window ends
   bubble.hidden = false;
@@ -94,8 +94,9 @@ const opened = (pack, arrays) => {
     const pieces = cut("widths").map(width => text.slice(at, at += width));
     for (const [name] of pack.arrays) if (name !== "widths") stored[name] = cut(name);
     token += length;
+    const played = pack.turn_marks && { turns: pack.columns.turns[i], reason: pack.columns.stop_reason[i], written: stored.masked.filter(x => !x).length };
     return {
-      i, id: pack.episodes[i], marks: pack.turn_marks?.[i] ?? [], length, pieces, stored, text, prompt: pack.prompts[pack.asked[i]],
+      i, id: pack.episodes[i], marks: pack.turn_marks?.[i] ?? [], length, pieces, stored, text, prompt: pack.prompts[pack.asked[i]], written: length, ...played,
       stopped: pack.stopped?.[i] ?? null, badForm: pack.bad_form?.[i] ?? null,
       score: pack.scores?.[i] ?? null, raw: pack.raw_scores?.[i] ?? null, unpenalized: pack.unpenalized?.[i] ?? null,
     };
@@ -138,9 +139,10 @@ const computed = (pack, recipe = pack.recipe) => {
   pack.scales = {};
   pack.rows.forEach((row, i) => {
     row.signals = signalsOf(row, made?.[i], recipe ?? pack.clip);
-    const kl = row.signals.kl?.slice(0, row.length).reduce((a, b) => a + b, 0) ?? null;
+    const own = row.reason ? x => x.filter((_, t) => !row.stored.masked[t]) : x => x.slice(0, row.length);  // what the policy wrote
+    const kl = row.signals.kl ? own(row.signals.kl).reduce((a, b) => a + b, 0) : null;
     row.kl = Number.isNaN(kl) ? null : kl;
-    row.entropy = row.length && row.signals.entropy ? moments(row.signals.entropy)[0] : null;
+    row.entropy = row.length && row.signals.entropy ? moments(own(row.signals.entropy))[0] : null;
   });
   return pack;
 };
@@ -221,7 +223,7 @@ const WORDS = [
   ["score", "what PPO is paid at the end: the raw score, scaled and clipped where the run does so, less the penalty for a missing stop token"],
   ["KL", "log-prob of the policy less that of the reference, added up over the tokens: an estimate from one sample, so it may be below 0"],
   ["advantages", "whitened over all episodes of the update: mean 0, standard deviation 1"],
-  ["■ and ✂", "stopped by itself, and cut off at the longest length"],
+  ["■ and ✂", "stopped by itself, and cut off at the longest length; of several turns: terminated by what answers, and any other end"],
 ];
 const SETTINGS = [
   ["kl_coef", 0, 0.5, 0.01], ["gamma", 0, 1, 0.01], ["lam", 0, 1, 0.01], ["missing_eos_penalty", 0, 5, 0.1],
@@ -345,7 +347,7 @@ export const reader = (root, source) => {
   // ---- The list ----
 
   const FIELDS = { episode: "id", score: "score", "raw score": "raw", KL: "kl", entropy: "entropy", "group mean": "mean", "group spread": "spread" };
-  const value = (row, key) => key === pack.unit ? row.length : Object.hasOwn(FIELDS, key) ? row[FIELDS[key]]
+  const value = (row, key) => key === pack.unit ? row.written : Object.hasOwn(FIELDS, key) ? row[FIELDS[key]]
     : Object.hasOwn(pack.columns, key) ? pack.columns[key][row.i] : null;
   const sorts = () => [...new Set([...Object.keys(FIELDS), pack.unit, ...Object.keys(pack.columns)])]
     .filter(key => pack.rows.some(row => typeof value(row, key) === "number"));
@@ -356,6 +358,8 @@ export const reader = (root, source) => {
     "KL above": row => row.kl !== null && row.kl > at.above,
     "groups of equal scores": row => equal(row.group),
   };
+  const REASONS = ["terminated", "truncated", "max_turns", "context"];  // why an episode of several turns ended
+  for (const why of REASONS) RULES[why] = row => row.reason === why;
   const searched = row => [row.prompt.text, row.text, ...Object.values(pack.columns).map(column => column[row.i])]
     .join("\n").toLowerCase();
   const listed = () => {
@@ -370,6 +374,7 @@ export const reader = (root, source) => {
     at.sort = sort.value;  // another update may have other columns
     list = listed();
     const judged = pack.rows.some(row => row.badForm !== null), alike = pack.groups.filter(equal).length, there = {
+      ...Object.fromEntries(REASONS.map(why => [why, pack.rows.some(RULES[why])])),
       "cut off": pack.stopped, "score above": pack.scores, "KL above": pack.rows.some(row => row.kl !== null),
       "bad form": judged, "invents a fact": judged, "groups of equal scores": alike,
     };
@@ -391,9 +396,9 @@ export const reader = (root, source) => {
     const score = make("b", { parent: line, text: pack.scores ? shown(row.score) : "", title: `score ${exact(row.score)}` });
     score.style.backgroundColor = tint(row.score, scale);
     const key = ["episode", "score", pack.unit].includes(at.sort) ? "KL" : at.sort, x = value(row, key);
-    const told = key.startsWith("group ") ? `group ${shown(row.mean)} ± ${plain(row.spread, "")}` : `${key} ${shown(x)}`;
+    const told = key.startsWith("group ") ? `group ${shown(row.mean)} ± ${plain(row.spread, "")}` : `${key} ${key in pack.columns && Number.isInteger(x) ? x : shown(x)}`;
     make("span", { parent: line, text: (x ?? null) === null ? "" : told, title: `${key} ${exact(x)}` });
-    make("span", { parent: line, text: `${equal(row.group) ? "= " : ""}${row.length} ${row.stopped === null ? "" : row.stopped ? "■" : "✂"}`.trim(),
+    make("span", { parent: line, text: `${equal(row.group) ? "= " : ""}${row.written} ${row.stopped === null ? "" : (row.reason ? row.reason === "terminated" : row.stopped) ? "■" : "✂"}`.trim(),
       title: [counted(row, pack), ending(row)].filter(Boolean).join(", ") });
     make("bdi", { parent: line, text: row.text.replaceAll("\n", " ").trim() || "(nothing)" });
     return line;
