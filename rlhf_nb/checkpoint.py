@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from .base.files import written_to
 from .base.markdown import inline_markdown, on_hub, two_columns
 from .base.opened import unwrap
 from .base.sharding import load_full
@@ -41,9 +42,10 @@ def stage_folder(
         old.rename(folder)  # killed between the two renames below
     for left in (partial, old):
         shutil.rmtree(left, ignore_errors=True)
-    partial.mkdir(parents=True)
     try:
-        yield partial
+        with written_to(folder):
+            partial.mkdir(parents=True)
+            yield partial
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -53,7 +55,7 @@ def stage_folder(
     if folder.exists():
         folder.rename(old)
         partial.rename(folder)
-        shutil.rmtree(old)
+        old.unlink() if old.is_symlink() else shutil.rmtree(old)
     else:
         partial.rename(folder)
 

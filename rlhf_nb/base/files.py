@@ -4,38 +4,84 @@ from __future__ import annotations
 
 import base64
 import datetime
+import errno
 import json
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+OVERWRITE = "Write over a file that is there and that rlhf-nb did not write."
 DEMO_MARK = "demo.json"  # in a folder that `rlhf-nb demo` wrote: the name of that run
+CANNOT_WRITE = {
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO
+}  # fmt: skip
 
 
-def write_text_atomic(path: str | Path, text: str) -> None:
-    "Write beside the file and rename, so that no reader ever sees half of it."
-    beside = Path(f"{path}.partial")
+def no_disk(error: BaseException) -> bool:
+    "Whether a file could not be written; torch and safetensors have errors of their own for it."
+    if isinstance(error, OSError):
+        return error.errno in CANNOT_WRITE
+    of_disk = r"os error (5|13|27|28|30|122)\b|file write failed|iostream error|unexpected pos"
+    return bool(re.search(of_disk, str(error)))
+
+
+@contextmanager
+def written_to(path: str | Path) -> Iterator[None]:
+    "Raises OSError with the path where it cannot be written, whatever library wrote."
     try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    except BaseException:  # Ctrl-C too
-        beside.unlink(missing_ok=True)
-        raise
+        yield
+    except Exception as error:
+        if not no_disk(error) or getattr(error, "filename", None):
+            raise
+        number = getattr(error, "errno", None) or errno.ENOSPC
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise OSError(number, reason, str(path)) from error
+
+
+def write_text_atomic(
+    path: str | Path,
+    text: str | bytes,
+) -> None:
+    """Write beside the file and rename, so that no reader ever sees half of it. A link stays, and
+    its target is written; a device or a pipe is written to."""
+    data = text.encode("utf-8") if isinstance(text, str) else text
+    with written_to(path):
+        if os.path.exists(path) and not os.path.isfile(path):
+            Path(path).write_bytes(data)
+            return
+        path = os.path.realpath(path)
+        beside = Path(f"{path}.partial")
+        try:
+            beside.write_bytes(data)
+            os.replace(beside, path)
+        except BaseException:  # Ctrl-C too
+            beside.unlink(missing_ok=True)
+            raise
 
 
 def writable(
     path: str | Path,
     option: str,  # that gave it, such as "--output"
+    overwrite: bool = False,  # somebody else's file
+    ours: bytes = b"rlhf",  # what the beginning of a file that we wrote has in it
 ) -> None:
-    """Raises ValueError where no page can be written, before the work that is to be written. An
-    existing file is written again only if it is a page."""
-    path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"{option} {path} is a folder: give a file, such as {path / 'page.html'}.")
-    if path.is_file() and path.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(
-            f"{option} {path} exists, and is no page: give another name, or delete it."
-        )
+    """Raises ValueError where a file cannot be written, before the work that is to be written. An
+    existing one is written again only if it is empty, or this package wrote it."""
+    if os.path.isdir(path):
+        raise ValueError(f"{option} {path} is a folder: give a file, such as {Path(path, 'FILE')}.")
+    if os.path.exists(path) and not os.path.isfile(path):  # a device or a pipe is written to
+        return
+    path = Path(os.path.realpath(path))
+    if path.is_file() and not overwrite:
+        with open(path, "rb") as file:
+            if (start := file.read(65_536)) and ours not in start:
+                raise ValueError(
+                    f"{option} {path} exists, and rlhf-nb did not write it: give another name, or "
+                    "--overwrite."
+                )
     existing = next(folder for folder in path.parents if folder.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
         raise ValueError(
@@ -85,7 +131,7 @@ def append_jsonl(path: str | Path, row: dict[str, Any]) -> None:
     path = Path(path)
     if is_cut_off(path):
         write_text_atomic(path, "".join(json.dumps(kept) + "\n" for kept in read_jsonl(path)))
-    with open(path, "a", encoding="utf-8") as file:
+    with written_to(path), open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
 
 
@@ -109,28 +155,39 @@ def _tag(x: Any) -> Any:
     if isinstance(x, bytes):
         return {"$bytes": base64.b64encode(x).decode()}
     if kind in ("Tensor", "ndarray"):
-        return {f"${kind}": x.tolist(), "dtype": str(x.dtype).removeprefix("torch.")}
+        return {f"${kind}": _escape(x.tolist()), "dtype": str(x.dtype).removeprefix("torch.")}
     return x.tolist() if hasattr(x, "tolist") else str(x)  # numbers of numpy have it
 
 
+def _escape(x: Any) -> Any:
+    "The same, where names that begin with $ begin with one more: those of `_tag` have one."
+    if isinstance(x, dict):
+        names = (f"${k}" if isinstance(k, str) and k.startswith("$") else k for k in x)
+        return dict(zip(names, map(_escape, x.values())))
+    return [*map(_escape, x)] if isinstance(x, (list, tuple)) else x
+
+
 def _untag(x: dict[str, Any]) -> Any:
-    "What `_tag` was given."
+    "What `_escape` and `_tag` were given."
     first: tuple[str, Any] = next(iter(x.items()), ("", None))
     kind, value = first[0].removeprefix("$"), first[1]
-    if kind == first[0]:
-        return x
-    if kind in TIMES:
-        return TIMES[kind].fromisoformat(value)
-    if kind == "bytes":
-        return base64.b64decode(value)
-    if kind == "Tensor":
-        import torch  # seconds that the command line does not wait for
+    if kind == first[0] or kind.startswith("$"):
+        return {k[1:] if k.startswith("$$") else k: y for k, y in x.items()}
+    try:
+        if kind in TIMES:
+            return TIMES[kind].fromisoformat(value)
+        if kind == "bytes":
+            return base64.b64decode(value)
+        if kind == "Tensor":
+            import torch  # seconds that the command line does not wait for
 
-        return torch.tensor(value, dtype=getattr(torch, x["dtype"]))
-    if kind == "ndarray":
-        import numpy as np
+            return torch.tensor(value, dtype=getattr(torch, x["dtype"]))
+        if kind == "ndarray":
+            import numpy as np
 
-        return np.array(value, dtype=x["dtype"])
+            return np.array(value, dtype=x["dtype"])
+    except (LookupError, TypeError, ValueError):  # the user's own, in a file of an earlier version
+        pass
     return x
 
 
@@ -141,7 +198,7 @@ def strict_json(x: Any) -> str:
 
 def to_json(x: Any) -> str:
     "JSON, also of dates, bytes, tensors and arrays; anything else becomes its text."
-    return json.dumps(x, default=_tag)
+    return json.dumps(_escape(x), default=_tag)
 
 
 def from_json(text: str) -> Any:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rlhf_nb import __version__
 from rlhf_nb.base.errors import did_you_mean
-from rlhf_nb.base.terminal import harmless
+from rlhf_nb.base.files import no_disk
+from rlhf_nb.base.terminal import harmless, unbroken
 
 __all__ = ["COMMANDS", "RECIPES", "main"]
 
@@ -57,6 +58,8 @@ def main(words: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # an ASCII terminal shows the rest as escapes
             stream.reconfigure(errors="backslashreplace")
+            if os.name == "posix" and stream in (sys.__stdout__, sys.__stderr__):
+                unbroken(stream)
     name = words[0] if words else ""
     if name in ("", "-h", "--help"):
         print(overview())
@@ -82,5 +85,9 @@ def main(words: list[str] | None = None) -> int:
     except (ValueError, OSError, ImportError, FloatingPointError, RuntimeError) as error:
         if os.environ.get("RLHF_NB_DEBUG"):  # the traceback too
             raise
-        print(f"rlhf-nb {name}: {harmless(' '.join(str(error).split()))}", file=sys.stderr)
+        text = harmless(" ".join(str(error).split()))
+        if no_disk(error):
+            text = f"a file could not be written ({text}): free some space, or give another path."
+            text = f"{text} {STOPPED.get(name, '')}".rstrip()
+        print(f"rlhf-nb {name}: {text}", file=sys.stderr)
         return 1 if isinstance(error, FloatingPointError) else 2

@@ -182,6 +182,11 @@ class DemoRun:
 
         stages = [self.folder / name for name in STAGES if (self.folder / name).exists()]
         for path in stages:
+            if Path(self.settings.starting_model or ".").resolve().is_relative_to(path.resolve()):
+                raise ValueError(
+                    f"--starting_model {self.settings.starting_model} is in {path}, which --fresh "
+                    "deletes: give another --output_dir, or a copy."
+                )
             demo, known = self.stage_of(path.name)
             inside = [p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()]
             cached = {p.relative_to(path).as_posix() for p in path.rglob("cache-*.arrow")}

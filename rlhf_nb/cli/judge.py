@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.base.encoding import marked_pair, strip_stop, template_settings
 from rlhf_nb.base.fields import Count, NotNegative, Positive, Seed, setting
+from rlhf_nb.base.files import OVERWRITE, writable, write_text_atomic
 from rlhf_nb.cli.arguments import TRAINER_HELP, DataArguments, ModelArguments
 from rlhf_nb.cli.data import check_prompt_column, check_template, drop_long, load_rows, take
 from rlhf_nb.cli.help import About
@@ -30,6 +30,8 @@ from rlhf_nb.training.completions import Completions, complete
 from rlhf_nb.training.endpoint_judge import EndpointJudge
 from rlhf_nb.training.model_loading import load_policy, load_tokenizer
 from rlhf_nb.training.prompts import prompt_columns, read_prompts, turns_text
+
+HEADS = "query", "model response", "compared with", "verdict"  # of --output
 
 
 @dataclass
@@ -69,6 +71,7 @@ class JudgeArguments:
         None, "Prices of a million tokens in, and out: the cost is printed."
     )
     output: str | None = setting(None, "CSV file for every pair and its verdict.")
+    overwrite: bool = setting(False, OVERWRITE)
     use_cpu: bool = setting(False, "Do not use the GPU.")
 
 
@@ -209,8 +212,8 @@ def judge_command(words: Sequence[str]) -> None:
         raise ValueError(
             f"--prices is {options.prices}: give two, of a million tokens in, and out."
         )
-    if options.output is not None and Path(options.output).is_dir():
-        raise ValueError(f"--output {options.output} is a folder: give the name of a CSV file.")
+    if options.output is not None:
+        writable(options.output, "--output", options.overwrite, ",".join(HEADS).encode())
     rows = rows_to_judge(data, options)
     tokenizer = load_run_tokenizer(models)
     check_template(data.dataset_name, rows, tokenizer)
@@ -255,9 +258,8 @@ def write_verdicts(
     path: str, ours: Completions, theirs: list[str], scores: list[float | None]
 ) -> None:
     "A CSV file with a line for each pair; it appears whole."
-    names = ["query", "model response", "compared with", "verdict"]
-    frame = pd.DataFrame(zip(ours.prompts, ours.texts, theirs, scores), columns=names)
+    columns = (ours.prompts, ours.texts, theirs, scores)
+    frame = pd.DataFrame(dict(zip(HEADS, columns)))
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(f"{path}.partial", index=False)
-    os.replace(f"{path}.partial", path)
+    write_text_atomic(path, frame.to_csv(index=False))
     print(f"rlhf-nb judge: {len(frame):,} pairs and their verdicts in {path}")

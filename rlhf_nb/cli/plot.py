@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf_nb.base.fields import Count, setting
+from rlhf_nb.base.files import OVERWRITE, writable, write_text_atomic
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
@@ -37,6 +38,7 @@ class PlotArguments:
         "seed.",
     )
     output: str = setting("plot", "OUTPUT.png and OUTPUT.svg are written.")
+    overwrite: bool = setting(False, OVERWRITE)
     ncols: Count = setting(4, "Panels side by side.")
 
 
@@ -106,6 +108,8 @@ def plot_command(words: Sequence[str]) -> None:
     from rlhf_nb.training.metrics import LOG_NAMES
     from rlhf_nb.ui.plot_runs import choose_metrics, group_runs, last_values, plot_runs
 
+    for kind in ("png", "svg"):
+        writable(f"{options.output}.{kind}", "--output", options.overwrite)
     groups = group_runs(options.runs, options.group)
     of_run = {run: steps_of(run) for runs in groups.values() for run in runs}
     logs = {name: [of_run[run] for run in runs] for name, runs in groups.items()}
@@ -113,11 +117,12 @@ def plot_command(words: Sequence[str]) -> None:
     said = remarks(of_run, metrics)  # damaged settings are named before anything is written
     figure, output = plot_runs(logs, metrics, options.ncols), Path(options.output)
     output.parent.mkdir(parents=True, exist_ok=True)
+    svg: dict[str, Any] = dict(metadata=dict(Date=None, Creator="rlhf_nb"))
+    png: dict[str, Any] = dict(metadata=dict(Software="rlhf_nb"), dpi=130)
     with rc_context({"svg.hashsalt": "rlhf_nb"}):  # the same figure is the same bytes
-        figure.savefig(f"{output}.png.partial", format="png", dpi=130)
-        figure.savefig(f"{output}.svg.partial", format="svg", metadata={"Date": None})
-    for kind in ("png", "svg"):
-        os.replace(f"{output}.{kind}.partial", f"{output}.{kind}")
+        for kind, how in (("png", png), ("svg", svg)):
+            figure.savefig(drawn := io.BytesIO(), format=kind, **how)
+            write_text_atomic(f"{output}.{kind}", drawn.getvalue())
     main = [LOG_NAMES[name] for name in ("score", "KL", "length", "entropy")]
     short = metrics if options.metrics else [m for m in main if m in metrics] or metrics
     Console(force_jupyter=False).print(table(last_values(logs, ["episode", *short])))

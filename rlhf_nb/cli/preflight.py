@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from rlhf_nb.base.fields import setting
-from rlhf_nb.base.files import strict_json, writable
+from rlhf_nb.base.files import OVERWRITE, strict_json, writable
 from rlhf_nb.cli.arguments import PPOModelArguments, TrainDataArguments
 from rlhf_nb.cli.data import load_rows, take
 from rlhf_nb.cli.help import About
@@ -32,6 +32,7 @@ class PreflightArguments:
         "columns prompt, chosen, rejected. None: references of the data set against spoilt ones.",
     )
     html: str = setting("preflight.html", "The page that is written; 'none': no page.")
+    overwrite: bool = setting(False, OVERWRITE)
     json: bool = setting(False, "Print JSON instead of a table.")
 
 
@@ -46,7 +47,7 @@ ABOUT = About(
         "rlhf-nb preflight --config mini_tldr.yaml --preflight_pairs pairs.jsonl --json",
     ),
     options={
-        "preflight": ("preflight_pairs", "html", "json"),
+        "preflight": ("preflight_pairs", "html", "overwrite", "json"),
         **{name: x for name, x in OF_PPO.options.items() if not name.startswith("logs")},
     },
     required=OF_PPO.required,
@@ -79,7 +80,7 @@ def preflight_command(words: Sequence[str]) -> int:
     if models.dry_run:
         raise ValueError("--dry_run plans memory and runs nothing: give it to `rlhf-nb ppo`.")
     if how.html != "none":
-        writable(how.html, "--html")
+        writable(how.html, "--html", how.overwrite)
     pairs = check_pairs(pairs_of(how.preflight_pairs), f"--preflight_pairs {how.preflight_pairs}")
     with (
         in_folder(args, keep=False),

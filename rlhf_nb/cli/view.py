@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rlhf_nb.base.fields import Count, Index, setting
-from rlhf_nb.base.files import writable
+from rlhf_nb.base.files import OVERWRITE, writable
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
@@ -50,6 +50,7 @@ class ViewArguments:
     output: str | None = setting(
         None, "The page. None: rollouts.html in the folder of RUN, or beside a file."
     )
+    overwrite: bool = setting(False, OVERWRITE)
     terminal: bool = setting(False, "Print the episodes, and write nothing.")
     no_browser: bool = setting(False, "Write the page, and do not open it.")
 
@@ -139,7 +140,7 @@ def view_command(words: Sequence[str]) -> None:
     if not options.terminal and beside.exists():
         if path.resolve() == folder.resolve() and folder.is_file():
             parser.error(f"--output {path} is the file that is read: give another one")
-        writable(path, "--output")
+        writable(path, "--output", options.overwrite)
     from rlhf_nb.base.loading import pretrained_tokenizer  # seconds that `--help` does not wait for
     from rlhf_nb.cli.models import require_name
     from rlhf_nb.ui.episodes import notes_of

@@ -181,7 +181,7 @@ class Source:
             value = load_model(load_scorer, saved / "value", given, made["value"])
         args = make_args(settings, folder)
         played = Rollout.load(self.rollouts[0]).chosen is not None
-        parts = dict(value_model=value, environment_factory=NoWorld if played else None)
+        parts: Any = dict(value_model=value, environment_factory=NoWorld if played else None)
         trainer = PPOTrainer(args, tokenizer, policy, None, no_judge, **parts)
         trainer.restore(saved, {x for x in settings if before.get(x) != settings[x]})
         return trainer

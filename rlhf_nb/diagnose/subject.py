@@ -188,7 +188,7 @@ class Subject:
             )
         if trainer.player is not None:
             raise ValueError(
-                "a preflight does not play, and what it computes by hand is of one turn: check models, "
+                "a preflight does not play, and computes by hand what has one turn: check models, "
                 "data and settings with a reward function in place of environment and tools."
             )
         if trainer.args.world_size > 1 or not trainer.layout.in_place:

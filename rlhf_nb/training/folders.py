@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import shutil
@@ -21,19 +22,30 @@ from typing import Any
 from accelerate.utils import gather_object
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
-from transformers import TrainingArguments
+from torch import nn
+from transformers import TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from rlhf_nb.base.sharding import between_ranks, is_first_rank, run_on_ranks, take_from_first_rank
-from rlhf_nb.checkpoint import MANIFEST, PARTIAL
+from rlhf_nb.base.files import DEMO_MARK, no_disk
+from rlhf_nb.base.sharding import (
+    between_ranks,
+    full_shape,
+    is_first_rank,
+    run_on_ranks,
+    take_from_first_rank,
+)
+from rlhf_nb.base.terminal import let_go_of_gone
+from rlhf_nb.checkpoint import MANIFEST, PARTIAL, stage_folder
 
 logger = logging.get_logger(__name__)
 LOCK, OWNER = "_run.lock", "_run.owner"
 LOGS = ("metrics.jsonl", "trainer_state.json", "rollouts", "completions")
-CANNOT_WRITE = {
-    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO
-}  # fmt: skip
+WEIGHTS = ("model*.safetensors*", "adapter_model*", "pytorch_model*.bin*")
+MODEL = (*WEIGHTS, "*config.json", "tokenizer*", "README.md", MANIFEST, "value")  # and vocabularies
+WROTE: dict[Path, Any] = {}  # folder -> args of the trainer that trained or saved there last
+SAVED: dict[Path, tuple[Any, set[Path]]] = {}  # folder -> args of who saved there last, and what
 NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP}  # a disk that has no locks
+ENDS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 AGAIN = 2.0  # seconds after which a second signal counts: a launcher passes the first one on
 
 
@@ -111,6 +123,8 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 def what_is_safe(folder: Path) -> str:
     "A sentence for someone whose run has just ended early."
+    if (folder.parent / DEMO_MARK).is_file():  # its folder goes, and what was before stays
+        return f"Finished stages are in {folder.parent}: the same rlhf-nb demo command goes on."
     complete = [path for path in checkpoints(folder) if (path / MANIFEST).is_file()]
     if complete:
         return (
@@ -147,25 +161,91 @@ def start_of(
             "another output_dir, or go on with it, train(resume_from_checkpoint=True) (--resume), "
             "or delete it, overwrite_output_dir=True (--overwrite_output_dir)."
         )
-    if foreign := [path for path in older if not (path / MANIFEST).is_file()]:
+    if foreign := [p for p in older if p.is_symlink() or not (p / MANIFEST).is_file()]:
         raise ValueError(f"{foreign[0]} was not written by this package: move it, or delete it.")
     for path in older:
         shutil.rmtree(path)
         logger.warning(f"overwrite_output_dir: deleted {path}.")
-    if logs := [path for path in earlier if path.exists()]:
-        aside = beside(folder / "earlier")
-        aside.mkdir()
-        for path in logs:
-            path.rename(aside / path.name)
-        logger.warning(
-            f"{', '.join(path.name for path in logs)} of an earlier run: now in {aside}."
-        )
+    move_aside(folder, {*earlier, *model_in(folder)})
     return str(resume) if resume else None
 
 
 def logs_in(folder: Path) -> list[Path]:
     "What runs add to from step to step, beside their checkpoints."
     return [path for path in map(folder.joinpath, LOGS) if path.exists()]
+
+
+def earlier_logs(folder: Path, trainer: Any) -> list[Path]:
+    "Logs that a trainer which begins there has not written, by hand or in a run before."
+    by_hand = trainer.state.log_history or getattr(trainer, "update_count", 0)
+    last = WROTE.get(folder.resolve(), trainer.args if by_hand else None)
+    WROTE[folder.resolve()] = trainer.args
+    return trainer.earlier if last is trainer.args else logs_in(folder)
+
+
+def model_in(folder: Path) -> set[Path]:
+    "The files of a saved model; none where there are no weights."
+    found = any(any(folder.glob(pattern)) for pattern in WEIGHTS)
+    return {path for pattern in MODEL for path in folder.glob(pattern)} if found else set()
+
+
+def move_aside(folder: Path, paths: Iterable[Path]) -> None:
+    "What an earlier run has left goes into a folder of its own, and a line names it."
+    if paths := sorted(path for path in paths if path.exists()):
+        aside = beside(folder / "earlier")
+        aside.mkdir()
+        for path in paths:
+            path.rename(aside / path.name)
+        names = ", ".join(path.name for path in paths)
+        logger.warning(f"{names} of an earlier run: now in {aside}.")
+
+
+@contextmanager
+def saving(folder: Path, owner: Any, staged: bool) -> Iterator[Path]:
+    """Where to write a model: beside that of the folder, unless what is there is staged already.
+    When it is whole, it takes its place, weights first; one that another wrote is moved aside."""
+    if staged:
+        yield folder
+        return
+    with stage_folder(folder / "_save") as beside:
+        yield beside
+    new = sorted((folder / "_save").iterdir(), key=lambda path: path.suffix != ".safetensors")
+    targets = [folder / path.name for path in new]
+    last, mine = SAVED.get(folder.resolve(), (owner, set[Path]()))
+    if last is not owner or model_in(folder) - {*targets}:
+        mine = set()
+    move_aside(folder, {*model_in(folder), *targets} - mine)
+    for path, target in zip(new, targets):
+        if target.is_dir():
+            shutil.rmtree(target)
+        path.rename(target)
+    (folder / "_save").rmdir()
+    WROTE[folder.resolve()], SAVED[folder.resolve()] = owner, (owner, {*targets})
+
+
+def check_folder(args: TrainingArguments, **models: Any) -> None:
+    """output_dir is made absolute, whatever chdir comes later. Raises ValueError for a name that
+    is no text, and where a run would write over, or delete, what an input was loaded from."""
+    args.output_dir = os.path.abspath(str(args.output_dir))
+    folder = Path(args.output_dir).resolve()
+    if str(folder) != str(folder).encode(errors="ignore").decode():
+        raise ValueError(f"output_dir is {str(folder)!a}, which is no UTF-8: give another name.")
+    deleted = checkpoints(folder) if getattr(args, "overwrite_output_dir", False) else []
+    for name, model in models.items():
+        parts = model.modules() if isinstance(model, nn.Module) else ()
+        for source in {str(x) for p in parts if (x := getattr(p, "name_or_path", None))}:
+            if {Path(source).resolve(), Path(source).resolve().parent} & {folder, *deleted}:
+                raise ValueError(
+                    f"output_dir is {folder}, and {name} was loaded from {source}: the run would "
+                    "write over it. Give another output_dir."
+                )
+
+
+def find_best(state: TrainerState, folder: Path) -> None:
+    "The best checkpoint of a resumed run, whose folder may have moved since."
+    best = folder / Path(state.best_model_checkpoint or "none").name
+    if best.is_dir():
+        state.best_model_checkpoint = str(best)
 
 
 def beside(path: Path) -> Path:
@@ -186,15 +266,17 @@ def set_aside(folder: Path, resume: Path) -> None:
 
 
 class Stop:
-    """Ctrl-C and SIGTERM, while a run trains in the main thread: the first lets the step finish, so
-    that a checkpoint can be written; a second one, or a run that saves none, ends at once."""
+    """Ctrl-C, SIGTERM and SIGHUP, while a run trains in the main thread: the first lets the step
+    finish, so that a checkpoint can be written; a second one, or a run that saves none, ends at
+    once."""
 
     def __init__(self, saves: bool):
         self.saves, self.number, self.since = saves, 0, 0.0
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
-        usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+        usual: dict[int, Any] = dict.fromkeys(ENDS, signal.SIG_DFL)
+        usual[signal.SIGINT] = signal.default_int_handler
         if threading.current_thread() is threading.main_thread():
             for number, handler in usual.items():
                 if signal.getsignal(number) is handler:
@@ -209,6 +291,8 @@ class Stop:
         "A signal has come."
         if self.number and time.monotonic() - self.since < AGAIN:
             return
+        if number not in (signal.SIGINT, signal.SIGTERM):  # SIGHUP: the terminal may be gone
+            let_go_of_gone(1, 2)
         if self.number or not self.saves:
             self.number = number
             raise KeyboardInterrupt
@@ -222,7 +306,7 @@ class Stop:
 @contextmanager
 def report_early_end(folder: Path, stop: Stop) -> Iterator[None]:
     """An interrupt and a disk that takes no more end with one line that names what is safe. Raises
-    KeyboardInterrupt, SystemExit (143, after SIGTERM) or OSError."""
+    KeyboardInterrupt, SystemExit (143 after SIGTERM, 129 after SIGHUP) or OSError."""
     try:
         with writing(folder), stop:
             yield
@@ -230,15 +314,19 @@ def report_early_end(folder: Path, stop: Stop) -> Iterator[None]:
         saves = "" if stop.saves else " No checkpoint is written, since save_strategy is 'no'."
         text = f"stopped{f' {error}' if str(error) else ' in the middle of a step'}.{saves} "
         text += what_is_safe(folder)
-        if stop.number == signal.SIGTERM:
+        if stop.number in ENDS:
             if is_first_rank():
-                os.write(2, f"\nSIGTERM: {text}\n".encode())
+                os.write(2, f"\n{signal.Signals(stop.number).name}: {text}\n".encode())
             raise SystemExit(128 + stop.number) from error
         raise KeyboardInterrupt(text) from error
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def writing(
+    folder: Path,  # of the run
+    to: str | Path = "",  # where a model is saved
+    model: nn.Module | None = None,
+) -> Iterator[None]:
     "Raises OSError, with what is safe, where a disk takes no more."
     try:
         yield
@@ -246,18 +334,13 @@ def writing(folder: Path) -> Iterator[None]:
         if not no_disk(error):
             raise
         reason = " ".join(str(error).split())
+        weights = [*getattr(model, "policy", model).parameters()] if model is not None else []
+        room = sum(math.prod(full_shape(p)) * p.element_size() for p in weights) / 2**20
+        needs = f" {to} needs {room:,.1f} MiB." if to else ""
         raise OSError(
             f"a file could not be written ({reason}): free some space, or give an output_dir that "
-            f"can be written. {what_is_safe(folder)}"
+            f"can be written.{needs} {what_is_safe(folder)}"
         ) from error
-
-
-def no_disk(error: BaseException) -> bool:
-    "Whether a file could not be written; torch and safetensors have errors of their own for it."
-    if isinstance(error, OSError):
-        return error.errno in CANNOT_WRITE
-    of_disk = r"os error (5|13|27|28|30|122)\b|file write failed|iostream error|unexpected pos"
-    return bool(re.search(of_disk, str(error)))
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from rlhf_nb.sampling import Sampling
 from rlhf_nb.training.build import check_value_rate, split_groups
 from rlhf_nb.training.compat import published_attribute
 from rlhf_nb.training.config import PPOConfig
+from rlhf_nb.training.folders import check_folder
 from rlhf_nb.training.layout import Layout
 from rlhf_nb.training.metrics import combine
 from rlhf_nb.training.optimizers import BY_METRIC
@@ -60,6 +61,7 @@ class UpdateTrainer(SealedTrainer):
     def __init__(self, pair: PolicyAndValue, args: PPOConfig, **given: Any):
         self.since_log: dict[str, list[float]] = defaultdict(list)  # metrics of these updates
         self.controller, self.moments = make_controller(args), RunningMoments()
+        check_folder(args, ref_model=self.ref_model, **self.judges.judges)
         super().__init__(pair, args, **given)
         self.layout = Layout(self.accelerator, args.offload_frozen)
         self.forward = make_forward(args, pair, self.layout)

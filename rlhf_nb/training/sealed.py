@@ -30,11 +30,15 @@ from rlhf_nb.checkpoint import PARTIAL, seal, stage_folder, verify
 from rlhf_nb.training.compat import add_metadata
 from rlhf_nb.training.folders import (
     Stop,
+    check_folder,
     check_shared_disk,
+    earlier_logs,
+    find_best,
     logs_in,
     lost_ranks,
     report_early_end,
     run_lock,
+    saving,
     set_aside,
     start_of,
     writing,
@@ -180,6 +184,7 @@ class SealedTrainer(Trainer):
 
     def __init__(self, model: Any, args: TrainingArguments, **given: Any):
         args = copy.copy(args)  # the one given may serve another trainer
+        check_folder(args, model=model)
         args.remove_unused_columns = False  # the collators take what they need
         if args.device.type == "cpu":  # where torch warns that it does nothing
             args.dataloader_pin_memory = False
@@ -277,10 +282,10 @@ class SealedTrainer(Trainer):
         args, folder = self.args, Path(output_dir or self.output_dir)
         if not args.should_save:
             return
-        self.write_model(folder, state_dict)
-        card = self.card(folder)
-        if card is not None:
-            (folder / "README.md").write_text(card, encoding="utf-8")
+        with saving(folder, args, self.stage is not None) as staged:
+            self.write_model(staged, state_dict)
+            if (card := self.card(folder)) is not None:
+                (staged / "README.md").write_text(card, encoding="utf-8")
 
     # by position its arguments are the published trainer's, and not Trainer's
     def create_model_card(  # type: ignore[override]
@@ -349,7 +354,7 @@ class SealedTrainer(Trainer):
             start = take_from_first_rank(resume_from_checkpoint)
             run_on_ranks(args.should_save, lambda: inside.enter_context(run_lock(folder)))
             self.named, overwrite = self.identity(), getattr(args, "overwrite_output_dir", False)
-            begin = partial(start_of, folder, start, overwrite, self.earlier)
+            begin = partial(start_of, folder, start, overwrite, earlier_logs(folder, self))
             resume = run_on_ranks(args.should_save, begin)
             if resume is not None:
                 run_on_ranks(True, partial(self.check_checkpoint, Path(resume)))
@@ -370,8 +375,7 @@ class SealedTrainer(Trainer):
         super()._run_epoch(*given, **more)
 
     def save_if_stopped(self) -> None:
-        """Between two steps: where any rank was sent a signal, save a checkpoint, and raise
-        KeyboardInterrupt."""
+        "Between two steps: after a signal to any rank, save, and raise KeyboardInterrupt."
         if self.stop is None:
             return
         self.stop.number = largest(self.accelerator, self.stop.number)
@@ -448,6 +452,7 @@ class SealedTrainer(Trainer):
         if self.resumed_from is None:
             return
         self.state.compute_steps(self.args, self.state.max_steps)  # of now, not of the checkpoint
+        find_best(self.state, self.output_dir)
         pending = pending_of(self.resumed_from, self.args.process_index)
         self.resumed_from = None
         if "tr_loss" in pending:
@@ -502,9 +507,8 @@ class SealedTrainer(Trainer):
             super().init_hf_repo(token, private)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, then push it where push_to_hub is set; a failed push is logged, not
-        raised."""
-        with writing(self.output_dir):
+        "Save the model, then push it where push_to_hub is set; a failed push is logged."
+        with writing(self.output_dir, output_dir or self.output_dir, self.model):
             super().save_model(output_dir, _internal_call=True)
         if self.args.push_to_hub and not _internal_call:
             with pushing(self.args):
