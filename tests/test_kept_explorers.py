@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 from collect import Project, missing_explorers
 
 SITE = Project(ROOT)
-COURSE = ("01", "02", "05", "08", "09", "10", "11")  # of the course, all have an explorer
+COURSE = ("01", "02", "05", "08", "09", "10", "11", "15")  # of the course, all have an explorer
 
 
 # catches: an explorer without a title, which the site shows as a picture that holds still
