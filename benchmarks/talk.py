@@ -1,21 +1,21 @@
 """SmolLM2-135M-Instruct learns to guess a number from 1 to 7 in three turns of its own words.
 
-    python benchmarks/talk.py                             # seed 0, 20 updates of 16 games, one core
-    python benchmarks/talk.py --seeds 0 1 2 --updates 60
+    python benchmarks/talk.py        # 20 updates of 16 games: half an hour beside other work
+    python benchmarks/talk.py 1 60   # seed 1, 60 updates
 
-Three guesses by halves win every game, three different blind ones 3 of 7, one number 1 of 7. Games
-before and after are sampled at temperature 1 and counted from the numbers guessed, 30 of each
-secret. The first number of a turn is the guess. What is found is kept in results/talk.json.
+The first number of a turn is the guess. Games before and after are sampled at temperature 1, 30 of
+each secret, and counted from the numbers guessed. What is found is kept in results/talk.json.
 """
 
 import json
 import re
+import sys
 import tempfile
 import time
 from collections import Counter
 
 import torch
-from common import HERE, described_parser
+from common import HERE
 from datasets import Dataset
 from peft import LoraConfig
 
@@ -26,9 +26,12 @@ from rlhf_nb.training.engines import synced
 from rlhf_nb.training.model_loading import load_policy, load_tokenizer
 from rlhf_nb.training.prompts import as_batch
 
-N, TURNS, ANSWERS = 7, 3, ("Higher.", "Lower.", "Right.")
+N, TURNS, KEPT = 7, 3, HERE / "results" / "talk.json"
 ASK = "Guess my number from 1 to 7. Answer with one number only. I say Higher or Lower."
 LORA = dict(r=16, lora_alpha=32, target_modules=r".*layers\.(1[89]|2\d)\..*_proj")
+LEARN = dict(learning_rate=5e-4, lr_scheduler_type="constant", num_ppo_epochs=4, kl_coef=0.01)
+PLAY = dict(per_device_train_batch_size=16, response_length=8, temperature=1.0, use_cpu=True)
+QUIET = dict(report_to="none", save_strategy="no", num_sample_generations=0)
 
 
 class Talk(GuessNumber):
@@ -40,71 +43,49 @@ class Talk(GuessNumber):
         return super().step(found.group() if found else "")
 
 
+def rows(count: int) -> Dataset:
+    asked = [dict(role="user", content=ASK)]
+    return Dataset.from_list([dict(prompt=asked, secret=i % N + 1) for i in range(N * count)])
+
+
 @torch.no_grad()
-def play(trainer: PPOTrainer, rows: Dataset, temperature: float) -> dict:
-    "Win rate with its 95 % interval, turns with a guess from 1 to 7, the commonest games."
+def play(trainer: PPOTrainer, data: Dataset, temperature: float) -> dict:
+    "Win rate, its 95 % interval, the share of turns with a guess from 1 to 7, the commonest games."
     with trainer.sampling(), synced(trainer.engine, trainer.policy) as engine:
-        batch, seeds = as_batch(rows, trainer.processing_class), [0] * len(rows)
-        worlds = trainer.player(engine, batch, seeds, 1, "cpu", temperature)[1]["environments"]
+        given = as_batch(data, trainer.processing_class), [0] * len(data), 1, "cpu", temperature
+        worlds = trainer.player(engine, *given)[1]["environments"]
     wins, said = sum(w.secret in w.said for w in worlds), [x for w in worlds for x in w.said]
-    low, high = win_rate_interval(wins, 0, len(worlds) - wins)
-    legal = sum(x is not None and 1 <= x <= N for x in said) / len(said)
+    interval = win_rate_interval(wins, 0, len(worlds) - wins)
+    legal = sum(x in range(1, N + 1) for x in said) / len(said)
     common = Counter(" ".join(map(str, w.said)) for w in worlds).most_common(10)
-    return dict(rate=wins / len(worlds), interval=[low, high], legal=legal, games=common)
+    return dict(rate=wins / len(worlds), interval=interval, legal=legal, games=common)
 
 
-def main() -> None:
-    parser = described_parser(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--games", type=int, default=30, help="of each secret, before and after")
-    given, kept = parser.parse_args(), HERE / "results" / "talk.json"
-    results = json.loads(kept.read_text()) if kept.exists() else {}
-    secret = lambda i: dict(prompt=[dict(role="user", content=ASK)], secret=i % N + 1)
-    judged, greedy = (
-        Dataset.from_list([secret(i) for i in range(N * n)]) for n in (given.games, 1)
+def look(trainer: PPOTrainer) -> dict:
+    return dict(sampled=play(trainer, rows(30), 1.0), greedy=play(trainer, rows(1), 0.01))
+
+
+def main(seed: int = 0, updates: int = 20) -> None:
+    torch.manual_seed(seed)
+    settings = LEARN | PLAY | QUIET | dict(share_value_trunk=True, total_episodes=16 * updates)
+    trainer = PPOTrainer(
+        PPOConfig(tempfile.mkdtemp(), seed=seed, local_rollout_forward_batch_size=128, **settings),
+        load_tokenizer("smollm2"),
+        load_policy("smollm2"),
+        train_dataset=rows(16),
+        peft_config=LoraConfig(**LORA, task_type="CAUSAL_LM"),
+        environment_factory=lambda: Talk(N, TURNS, 10, ("Higher.", "Lower.", "Right.")),
+        max_turns=TURNS,
     )
-    for seed in given.seeds:
-        torch.manual_seed(seed)
-        args = PPOConfig(
-            tempfile.mkdtemp(),
-            total_episodes=16 * given.updates,
-            per_device_train_batch_size=16,
-            num_ppo_epochs=4,
-            response_length=8,
-            temperature=1.0,
-            learning_rate=5e-4,
-            lr_scheduler_type="constant",
-            kl_coef=0.01,
-            share_value_trunk=True,
-            seed=seed,
-            use_cpu=True,
-            report_to="none",
-            save_strategy="no",
-            num_sample_generations=0,
-            local_rollout_forward_batch_size=128,
-        )
-        trainer = PPOTrainer(
-            args,
-            load_tokenizer("smollm2"),
-            load_policy("smollm2"),
-            train_dataset=[secret(i) for i in range(N * 16)],
-            peft_config=LoraConfig(**LORA, task_type="CAUSAL_LM"),
-            environment_factory=lambda: Talk(N, TURNS, 10, ANSWERS),
-            max_turns=TURNS,
-        )
-        both = lambda: dict(sampled=play(trainer, judged, 1.0), greedy=play(trainer, greedy, 0.01))
-        found, start, curve = dict(before=both()), time.time(), []
-        print(found, flush=True)
-        for update in range(given.updates):
-            m = trainer.step()
-            curve.append({k: round(float(m[k]), 4) for k in ("turns/info/won", "objective/kl")})
-            print(update, f"{time.time() - start:.0f} s", curve[-1], flush=True)
-        found |= dict(minutes=(time.time() - start) / 60, after=both(), curve=curve)
-        results[f"seed {seed}, {given.updates} updates"] = found
-        print(found["after"], found["minutes"], flush=True)
-        kept.write_text(json.dumps(results, indent=1) + "\n")
+    before, start = look(trainer), time.time()
+    logs = [trainer.step() for _ in range(updates)]
+    minutes = (time.time() - start) / 60
+    curve = {k: [round(float(m[k]), 4) for m in logs] for k in ("turns/info/won", "objective/kl")}
+    found = dict(minutes=minutes, before=before, after=look(trainer), curve=curve)
+    results = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    results[f"seed {seed}, {updates} updates"] = found
+    KEPT.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))
