@@ -31,8 +31,8 @@ def test_text_appears_whole_or_not_at_all(tmp_path):
 
 # catches: work that is done before it turns out that its page cannot be written
 def test_a_path_that_cannot_be_written_is_named_with_its_option(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="--output .*file exists, and is no page: give another"):
+    (tmp_path / "file").write_text("theirs")
+    with pytest.raises(ValueError, match="--output .*file exists, and rlhf-nb did not write it"):
         writable(tmp_path / "file", "--output")
     (tmp_path / "old.HTML").touch()
     writable(tmp_path / "old.HTML", "--output")

@@ -42,8 +42,8 @@ LOCK, OWNER = "_run.lock", "_run.owner"
 LOGS = ("metrics.jsonl", "trainer_state.json", "rollouts", "completions")
 WEIGHTS = ("model*.safetensors*", "adapter_model*", "pytorch_model*.bin*")
 MODEL = (*WEIGHTS, "*config.json", "tokenizer*", "README.md", MANIFEST, "value")  # and vocabularies
-WROTE: dict[Path, Any] = {}  # folder -> args of the trainer that trained or saved there last
-SAVED: dict[Path, tuple[Any, set[Path]]] = {}  # folder -> args of who saved there last, and what
+WROTE: dict[Path, Any] = {}  # folder -> args of the trainer that trained there last
+SAVED: dict[Path, Any] = {}  # the same, of the one that saved a model there
 NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP}  # a disk that has no locks
 ENDS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 AGAIN = 2.0  # seconds after which a second signal counts: a launcher passes the first one on
@@ -211,16 +211,14 @@ def saving(folder: Path, owner: Any, staged: bool) -> Iterator[Path]:
         yield beside
     new = sorted((folder / "_save").iterdir(), key=lambda path: path.suffix != ".safetensors")
     targets = [folder / path.name for path in new]
-    last, mine = SAVED.get(folder.resolve(), (owner, set[Path]()))
-    if last is not owner or model_in(folder) - {*targets}:
-        mine = set()
-    move_aside(folder, {*model_in(folder), *targets} - mine)
+    if SAVED.get(folder.resolve()) is not owner or model_in(folder) - {*targets}:
+        move_aside(folder, {*model_in(folder), *targets})
     for path, target in zip(new, targets):
         if target.is_dir():
             shutil.rmtree(target)
         path.rename(target)
     (folder / "_save").rmdir()
-    WROTE[folder.resolve()], SAVED[folder.resolve()] = owner, (owner, {*targets})
+    SAVED[folder.resolve()] = owner
 
 
 def check_folder(args: TrainingArguments, **models: Any) -> None:
