@@ -16,7 +16,7 @@ from ppo_fixtures import SIZES, likes_c
 from transformers import TrainerCallback
 
 from rlhf_nb.base.files import from_json, to_json, writable, write_text_atomic
-from rlhf_nb.checkpoint import stage_folder
+from rlhf_nb.checkpoint import seal, stage_folder
 from rlhf_nb.models import scorer_from
 from rlhf_nb.training.folders import what_is_safe
 from rlhf_nb.training.model_loading import load_policy, load_scorer, tiny_policy
@@ -206,3 +206,21 @@ def test_a_command_goes_on_without_a_reader(tmp_path, what):
     said = child.communicate(b"\n")[1]
     assert child.returncode == 0 and done.read_text() == "done"
     assert what == "terminal" or (b"nobody reads" in said and b"said" in said)
+
+
+# catches: weights that changed on the disk, loaded as if they had not; an edited card that is refused
+@pytest.mark.parametrize("load", [load_policy, load_scorer])
+def test_what_has_a_manifest_is_verified_by_every_door(ppo, tmp_path, load):
+    trainer = ppo(total_episodes=8)
+    trainer.train()
+    trainer.save_model()
+    folder = Path(trainer.args.output_dir)
+    seal(folder)
+    (folder / "README.md").write_text("mine")
+    load(str(folder))
+    weights = folder / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-3] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(ValueError, match="model.safetensors is not as it was written"):
+        load(str(folder))

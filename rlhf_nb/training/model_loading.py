@@ -37,6 +37,7 @@ from rlhf_nb.base.loading import (
 )
 from rlhf_nb.base.opened import embedding_rows, unwrap
 from rlhf_nb.base.sharding import gather_weights, zero3_is_live
+from rlhf_nb.checkpoint import MANIFEST, verify
 from rlhf_nb.models import scorer_from, scorer_head, sequence_scores
 
 logger = logging.get_logger(__name__)
@@ -223,7 +224,10 @@ CENTER = "reward_center.json"
 
 def load_whole(kind: Any, name: str, **kwargs: Any) -> tuple[PreTrainedModel, bool]:
     """A model by name or folder, in float32 unless `dtype` is given, and whether it had its head.
-    An adapter's folder gives its base model, which may be one too, with the adapter merged in."""
+    An adapter's folder gives its base model, which may be one too, with the adapter merged in.
+    Raises ValueError on weights that are not those of the folder's manifest."""
+    if (Path(name) / MANIFEST).is_file():
+        verify(name, only=".safetensors")
     kwargs = normalize_dtype(kwargs, torch.float32)  # transformers defaults to the saved dtype
     if not (Path(name) / "adapter_config.json").is_file():
         return load_pretrained(kind, name, **kwargs)
