@@ -560,7 +560,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_work(tmp_path, caps
         ("verl", [], "--output {}/verl is a folder: give a file, such as"),
         ("x.jsonl/page.html", [], "x.jsonl is no folder that can be written to"),
         ("x.jsonl", [], "is the file that is read: give another one"),
-        ("verl/1.jsonl", [], "1.jsonl exists, and is no page: give another name, or delete it"),
+        ("verl/1.jsonl", [], "1.jsonl exists, and rlhf-nb did not write it: give another name, or"),
         ("page.html", ["--terminal"], "--terminal writes nothing: leave out --output"),
     ):
         with pytest.raises((SystemExit, ValueError)) as error:
