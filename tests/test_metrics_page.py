@@ -149,7 +149,7 @@ def engine_logs(letters, policy, tmp_path_factory) -> list[dict]:
 @pytest.fixture(scope="module")
 def turn_logs(letters, policy, tmp_path_factory) -> list[dict]:
     "Of a run in which a world answers."
-    folder, prompts = tmp_path_factory.mktemp("turns"), Dataset.from_dict(dict(prompt=["abc", "b"]))
+    folder, prompts = tmp_path_factory.mktemp("turns"), Dataset.from_dict(dict(prompt=[*"abcd"]))
     sizes = dict(total_episodes=4, response_length=2, num_sample_generations=1)
     world = dict(environment_factory=guess_number(9, 3, 36, ("a", "b", "c")), max_turns=2)
     args = PPOConfig(str(folder), **sizes, **SHORT_RUN)

@@ -92,25 +92,18 @@ def colour_tokens(
 
 def rollout_text(rollout: Rollout, episodes: int = 8) -> Text:
     "The first episodes of a rollout, for a terminal: numbers, and under them the texts."
-    from rlhf_nb.ui.episodes import (
-        end_of,
-        episode_facts,
-        episode_tokens,
-        prompt_of,
-        turns_told,
-        when,
-    )
+    from rlhf_nb.ui import episodes as of
     from rlhf_nb.ui.html import add_blanks
 
-    parts = [Text(when(rollout), "italic")] if "update" in rollout.info else []
+    parts = [Text(of.when(rollout), "italic")] if "update" in rollout.info else []
     for i in range(min(episodes, len(rollout))):
         response = rollout.responses[i] if rollout.responses else ""
-        tokens = add_blanks(episode_tokens(rollout, i), response)
+        tokens = add_blanks(of.episode_tokens(rollout, i), response)
         kl = [0.0] * len(tokens) if rollout.kl is None else rollout.kl[i].tolist()
-        parts.append(Text(episode_facts(rollout, i), "bold"))
+        parts.append(Text(of.episode_facts(rollout, i), "bold"))
         if rollout.prompts:
-            parts.append(Text(harmless(end_of(prompt_of(rollout, i)).strip()), "dim"))
-        for one in (told := turns_told(rollout, i)):
+            parts.append(Text(harmless(of.end_of(of.prompt_of(rollout, i)).strip()), "dim"))
+        for one in (told := of.turns_told(rollout, i)):
             own = slice(one["at"], one["end"])
             parts.append(Text(f"{one['facts']}\n", "italic") + colour_tokens(tokens[own], kl[own]))
             parts += [Text(harmless(one["answer"]).strip(), "dim")] if one["answer"] else []

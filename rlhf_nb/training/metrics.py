@@ -146,7 +146,8 @@ TABLES = {  # of the page on metrics, and what is in none of them
             unit="nats per response",
             formula=r"$\frac1B\sum_i\sum_t k_{it}$, nats per response",
             healthy="0 in the first update, then slowly up to a few nats; at most 10",
-            otherwise="above 10: raise `kl_coef`; clearly negative: two temperatures or precisions",
+            otherwise="above 10: raise `kl_coef`, lower `learning_rate`; clearly negative: two "
+            "temperatures or precisions are being compared",
             source=f"0: {DEFINED}; up to 5 in {DEMO}; 10: as far as the best of 60,000 samples",
             low=-0.1,
             high=10.0,

@@ -547,7 +547,7 @@ def test_episodes_of_several_turns(tmp_path: Path, read: Callable):
     assert file.listed() == [1, 0, 3, 2]
     assert not {"truncated", "context"} & {*only.locator("option").all_inner_texts()}
     only.select_option("max_turns")
-    assert file.listed() == [3, 2] and "1 turn, max_turns" in file.text(".page > .facts")
+    assert file.listed() == [1, 3] and "1 turn, max_turns" in file.text(".page > .facts")
 
 
 # catches: a list sorted as text, an order that does not turn round, a place in the middle of the
