@@ -1209,7 +1209,8 @@ def test_the_pipeline_as_it_is_typed(run):
     folder, out = run
     parts = re.split(r"^>>> .*$", out, flags=re.M)[1:]
     for part, name in zip(parts, ("sft", "reward", "ppo_seed0", "ppo_seed1")):
-        assert f"in {name}, every metric in {name}/trainer_state.json" in part.splitlines()[-1]
+        last = part.splitlines()[-1]
+        assert f"/{name}, every metric in" in last and f"/{name}/trainer_state.json" in last
         assert not [
             f
             for f in ("model.safetensors", "config.json", "tokenizer.json", "trainer_state.json")

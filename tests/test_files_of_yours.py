@@ -190,7 +190,7 @@ def test_a_hangup_saves(ppo):
 def test_a_command_goes_on_without_a_reader(tmp_path, what):
     done = tmp_path / "done"
     code = (
-        "import sys, rlhf_nb.cli as c; c.main(['--version']); sys.stdin.readline()\n"
+        "import sys, rlhf_nb.cli as c; c.main(['--version']); sys.stdout.flush(); sys.stdin.readline()\n"
         "for i in range(9): print('x' * 9000, flush=True)\n"
         f"print('said', file=sys.stderr, flush=True); open({str(done)!r}, 'w').write('done')"
     )

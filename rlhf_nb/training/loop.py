@@ -33,7 +33,7 @@ from rlhf_nb.training.layout import Layout
 from rlhf_nb.training.metrics import combine
 from rlhf_nb.training.optimizers import BY_METRIC
 from rlhf_nb.training.parts import make_controller, make_forward
-from rlhf_nb.training.prompts import warn_of_turns
+from rlhf_nb.training.prompts import check_taken, sets_of, warn_of_turns
 from rlhf_nb.training.reporting import describe_run, ppo_card
 from rlhf_nb.training.resume import identify_ppo, surroundings
 from rlhf_nb.training.saving import load_pair, save_pair
@@ -223,7 +223,9 @@ class UpdateTrainer(SealedTrainer):
     def set_initial_training_values(
         self, args: Any, dataloader: Any
     ) -> tuple[int, int, int, int, int, int | None, int]:
-        "Trainer's sizes, where a step is an update."
+        "Trainer's sizes, where a step is an update. Raises ValueError where it could not evaluate."
+        for data in sets_of(self.eval_dataset if args.eval_strategy != "no" else None).values():
+            check_taken(data, self.prompts.functions, complete=True)
         per_epoch, updates = len(dataloader), args.num_total_batches
         episodes, epochs = updates * args.batch_size, math.ceil(updates / per_epoch)
         prompts = len(self.train_dataset)

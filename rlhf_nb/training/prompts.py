@@ -262,12 +262,19 @@ def check_prompts(
                 )
     if taken := [name for name in data.column_names if name.startswith("score/")]:
         raise ValueError(f"the column {taken[0]!r} has a name of the trainer's own: rename it.")
+    check_taken(data, functions)
+
+
+def check_taken(data: Dataset, functions: Mapping[str, Callable], complete: bool = False) -> None:
+    """Raises ValueError on columns that a reward function does not take; and, where they must be
+    complete, on one that it needs and that is not there."""
     others = dict.fromkeys(sorted(set(data.column_names) - {*PROMPT_COLUMNS}))
     for name, function in functions.items():
         signature = inspect.signature(function)
         made = dict.fromkeys({"response_ids", "offsets", "environments"} & {*signature.parameters})
+        bind = signature.bind if complete else signature.bind_partial
         try:
-            signature.bind([], [], **{**made, **others})
+            bind([], [], **{**made, **others})
         except TypeError as error:
             raise ValueError(
                 f"reward function {name} is called as f(prompts, responses, **columns) with the "

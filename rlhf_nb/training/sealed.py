@@ -103,16 +103,6 @@ def check_rows(dataloader: Any) -> None:
         )
 
 
-def check_warmup(args: TrainingArguments, counts: tuple) -> tuple:
-    "The counts of a run, its updates last. Warns where it warms up to its end."
-    if 0 < counts[-1] <= args.get_warmup_steps(counts[-1]):
-        logger.warning(
-            f"the run has {counts[-1]} updates and a longer warm-up, so it never reaches its "
-            "learning rate: lower warmup_steps."
-        )
-    return counts
-
-
 class OrderByLength(LengthGroupedSampler):
     """Trainer's sampler, which remembers its order, and can begin with one that it is given."""
 
@@ -218,7 +208,7 @@ class SealedTrainer(Trainer):
         "Trainer's. Raises ValueError where a run would do nothing."
         check_learns(self.model)
         check_rows(dataloader)
-        return check_warmup(args, super().set_initial_training_values(args, dataloader))
+        return super().set_initial_training_values(args, dataloader)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, *given: Any) -> tuple:
         """The micro-batches of a step. What is left at the end of a stream and fills none is left
