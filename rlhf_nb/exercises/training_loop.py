@@ -179,7 +179,7 @@ class UpdateExercise(Exercise):
     many as three mistakes at once."""
 
     def draw(self, seed: int) -> list[Case]:
-        return draw_worlds(seed)
+        return _draw_worlds(seed)
 
     def judge(self, answer: Any, seed: int) -> Verdict:
         "In up to three draws: in one, chance or rounding may hide a mistake, or which it is."
@@ -244,7 +244,7 @@ def _update_cases(g: Generator) -> list[Case]:
             return cases
 
 
-draw_worlds = lru_cache(maxsize=256)(lambda seed: _update_cases(Generator().manual_seed(seed)))
+_draw_worlds = lru_cache(maxsize=256)(lambda seed: _update_cases(Generator().manual_seed(seed)))
 
 
 @lru_cache
