@@ -43,7 +43,7 @@ quick: lint  ## while you work: lint, export, changed notebooks, and the tests t
 	@for page in $$(git diff --name-only --diff-filter=d main -- nbs); do $(TEST_ENV) $(BIN)/nbdev_test --path "$$page" || exit 1; done
 	@$(PYTEST) --testmon --testmon-forceselect $(or $(ARGS),-m "not slow and not weekly")
 
-test: lint size check-tree check-widgets check-notebooks check-readme check-both  ## before every change goes in: twelve minutes on two quiet cores
+test: lint size check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## before every change goes in: ten minutes on two quiet cores
 	@echo "make test: all of it passed. What takes longer was left out: make test-all"
 
 .PHONY: test-all check-slow check-weekly check-wheel-quick
@@ -91,13 +91,6 @@ check-tests: dev  ## part of test: pytest. Options: make check-tests ARGS="-k ga
 
 check-browser: dev browser  ## part of test: a few notebooks in JupyterLab, in Chromium. Any page: make check-browser ARGS="-k 08_kl"
 	@echo "pytest tests/browser:" && $(BROWSE) $(or $(ARGS),-m "not slow and not weekly") || $(BROWSE_FAILED)
-
-# Each leaves a core idle at times, the browser above all. What it says comes when pytest is through.
-.PHONY: check-both
-check-both: dev browser  ## part of test: check-tests, and check-browser beside it
-	@said=$$(mktemp); $(MAKE) --no-print-directory check-browser > "$$said" 2>&1 & beside=$$!; failed=0; \
-		$(MAKE) --no-print-directory check-tests || failed=1; \
-		wait $$beside || failed=1; cat "$$said"; rm "$$said"; exit $$failed
 
 # What each marker means is written in pyproject.toml. A test with both is weekly.
 check-slow: dev browser  ## part of .ci/run: the tests marked slow, and the site

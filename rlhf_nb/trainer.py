@@ -134,7 +134,7 @@ class PPOTrainer(UpdateTrainer):
         max_episode_length: int | None = None,  # None: as in args
     ):
         check_args(args, PPOConfig)
-        set_turns(args, environment_factory or tools or None, max_turns, max_episode_length)
+        args = set_turns(args, environment_factory or tools or None, max_turns, max_episode_length)
         check_estimator(args, value_model=value_model, value_peft_config=value_peft_config)
         check_given(args, model, peft_config, optimizers[0])
         model = args.sft_model_path if model is None else model

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from ppo_fixtures import SIZES, likes_c
@@ -45,10 +46,8 @@ def test_the_folder_of_an_input_is_refused(ppo, letters, tmp_path, part):
 # catches: a finished model under another run's weights, a mixed log of two trainers, a README of
 # somebody's replaced by a card
 def test_what_others_wrote_is_moved_aside(ppo, letters, caplog):
-    first, second = (
-        ppo(total_episodes=8),
-        ppo(total_episodes=8, model=tiny_policy(letters, 5, **SIZES)),
-    )
+    first = ppo(total_episodes=8)
+    second = ppo(total_episodes=8, model=tiny_policy(letters, 5, **SIZES))
     folder = Path(first.args.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "README.md").write_text("mine")
@@ -72,9 +71,7 @@ def test_a_final_save_without_room_leaves_the_earlier_model(ppo, monkeypatch):
     folder = Path(trainer.args.output_dir)
     before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
 
-    def full(*given, **more):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full)
     with pytest.raises(OSError, match=rf"could not be written .* {folder} needs \d\.\d MiB"):
         trainer.save_model()
@@ -211,16 +208,13 @@ def test_a_command_goes_on_without_a_reader(tmp_path, what):
 # catches: weights that changed on the disk, loaded as if they had not; an edited card that is refused
 @pytest.mark.parametrize("load", [load_policy, load_scorer])
 def test_what_has_a_manifest_is_verified_by_every_door(ppo, tmp_path, load):
-    trainer = ppo(total_episodes=8)
-    trainer.train()
+    trainer = ppo.trained(total_episodes=8)
     trainer.save_model()
     folder = Path(trainer.args.output_dir)
     seal(folder)
     (folder / "README.md").write_text("mine")
     load(str(folder))
-    weights = folder / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-3] ^= 1
-    weights.write_bytes(data)
+    data = (weights := folder / "model.safetensors").read_bytes()
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(ValueError, match="model.safetensors is not as it was written"):
         load(str(folder))

@@ -7,11 +7,12 @@ import json
 import os
 import resource
 import signal
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import Thread
 
 import pytest
+import small_runs
 import torch
 from datasets import Dataset
 from ppo_fixtures import BEST, PROMPTS, SIZES, likes_c, logs, rollouts, untimed, weights
@@ -448,7 +449,7 @@ def helper(x):
 
 
 def reads_its_module(prompts, responses, **columns):
-    return [helper(sum(x in LIKED for x in response)) for response in responses]
+    return [helper(sum(x in LIKED for x in y)) + len(small_runs.TOLD) for y in responses]
 
 
 class Weighed:
@@ -473,17 +474,29 @@ def with_default(w):
     return weighed
 
 
+class Slotted:
+    __slots__ = ("weight",)
+    __init__, __call__ = Weighed.__init__, Weighed.__call__
+
+
+def cached(w):
+    return with_weight(lru_cache(lambda x: w * x))
+
+
 # catches: what a reward holds that its own code does not show, for each place where it may be
 @pytest.mark.parametrize(
     "make",
     [
         lambda w: partial(weighed, weight=w),
         Weighed,
+        Slotted,
+        cached,
+        lambda w: type("Told", (Weighed,), dict(told=w)),
+        lambda w: type("Told", (Weighed,), dict(told=property(lambda self: w)))(0),
         lambda w: Weighed(w).method,
         lambda w: Weighed({"deep": [torch.tensor(w)]}),
         with_default,
-        lambda w: with_weight([w]),
-        lambda w: with_weight(dict(w=w)),
+        lambda w: with_weight([dict(w=w)]),
         lambda w: guess_number(15, int(w)),
     ],
 )
@@ -492,17 +505,19 @@ def test_a_reward_function_is_all_that_it_holds(make):
     assert fingerprint_function(make(1.0)) != fingerprint_function(make(2.0))
 
 
-@pytest.mark.parametrize("name, value", [("LIMIT", 4), ("LIKED", ["b"]), ("helper", lambda x: x)])
-def test_a_reward_function_is_what_it_reads_of_its_module(monkeypatch, name, value):
+PLACES = dict(LIMIT=4, LIKED=["b"], helper=len) | {"small_runs.TOLD": "x"}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_reward_function_is_what_it_reads_of_modules(monkeypatch, name):
     before = fingerprint_function(reads_its_module)
     assert before == fingerprint_function(reads_its_module)
-    monkeypatch.setitem(globals(), name, value)
+    monkeypatch.setattr(name if "." in name else f"{__name__}.{name}", PLACES[name])
     assert fingerprint_function(reads_its_module) != before
 
 
 def test_what_a_reward_holds_and_nobody_can_compare_is_named(caplog):
-    holds = with_weight(Thread(target=print))
-    fingerprint_function(holds)
+    fingerprint_function(with_weight(Thread(target=print)))
     assert "Thread" in caplog.text
 
 
@@ -517,10 +532,10 @@ def test_a_checkpoint_that_cannot_be_this_runs_is_refused(half, tmp_path):
     (tmp_path / "manifest.json").write_text('{"run": {}}')
     with pytest.raises(ValueError, match="does not say which run"):
         check_same_run(tmp_path, trainer.identity())
-    state = json.loads((checkpoint / "ppo_state.json").read_text())
-    del state["moments"]
-    (tmp_path / "ppo_state.json").write_text(json.dumps(state))
-    with pytest.raises(ValueError, match="lacks moments: another version saved it"):
+    (tmp_path / "ppo_state.json").write_text('{"update_count": 1}')
+    with pytest.raises(
+        ValueError, match="lacks controller, .*, moments, .*: another version saved it"
+    ):
         trainer.read_state(tmp_path)
     trainer.eval_dataset = dict(one=Dataset.from_dict(dict(prompt=["a"])))
     before = trainer.identity()

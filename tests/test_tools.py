@@ -172,7 +172,9 @@ def ppo(tmp_path, score_clip=None, **given):
     model = small_model("llama", vocab_size=len(tokenizer), max_position_embeddings=512)
     args = PPOConfig(str(tmp_path), score_clip=score_clip, **RUN | QUIET)
     rows = [dict(prompt=ASKED, start=i) for i in range(8)]
-    return PPOTrainer(args, tokenizer, model, train_dataset=rows, **given)
+    trainer = PPOTrainer(args, tokenizer, model, train_dataset=rows, **given)
+    assert args.max_turns == 8  # the settings that were given may serve another trainer
+    return trainer
 
 
 # catches: reward functions without the environments, which are the user's own objects; a run that

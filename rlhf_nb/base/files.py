@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,7 @@ def written_to(path: str | Path) -> Iterator[None]:
         raise OSError(number, reason, str(path)) from error
 
 
-def write_text_atomic(
-    path: str | Path,
-    text: str | bytes,
-) -> None:
+def write_text_atomic(path: str | Path, text: str | bytes) -> None:
     """Write beside the file and rename, so that no reader ever sees half of it. A link stays, and
     its target is written; a device or a pipe is written to."""
     data = text.encode("utf-8") if isinstance(text, str) else text
@@ -173,7 +170,7 @@ def _untag(x: dict[str, Any]) -> Any:
     kind, value = first[0].removeprefix("$"), first[1]
     if kind == first[0] or kind.startswith("$"):
         return {k[1:] if k.startswith("$$") else k: y for k, y in x.items()}
-    try:
+    with suppress(LookupError, TypeError, ValueError):  # the user's own, of an earlier version
         if kind in TIMES:
             return TIMES[kind].fromisoformat(value)
         if kind == "bytes":
@@ -186,8 +183,6 @@ def _untag(x: dict[str, Any]) -> Any:
             import numpy as np
 
             return np.array(value, dtype=x["dtype"])
-    except (LookupError, TypeError, ValueError):  # the user's own, in a file of an earlier version
-        pass
     return x
 
 

@@ -28,7 +28,7 @@ from rlhf_nb.base.opened import unwrap
 from rlhf_nb.base.real import SHORT_NAME, real_place
 from rlhf_nb.base.sharding import zero3_is_live
 
-OF_HUB = ("revision token trust_remote_code cache_dir subfolder local_files_only gguf_file").split()
+OF_HUB = "revision token trust_remote_code cache_dir subfolder local_files_only gguf_file".split()
 SAVED = dict(
     model=["config.json", "adapter_config.json", "*.gguf"],
     adapter=["adapter_config.json"],

@@ -54,4 +54,5 @@ def unbroken(stream: Any) -> None:
             let_go_of_gone(1, 2)
             os.write(2, b"\nnobody reads the output any more: it goes on without.\n")
 
-    stream.write, stream.flush = partial(safe, stream.write), partial(safe, stream.flush)
+    if not isinstance(stream.write, partial):  # a process may call several commands
+        stream.write, stream.flush = partial(safe, stream.write), partial(safe, stream.flush)

@@ -258,8 +258,7 @@ def write_verdicts(
     path: str, ours: Completions, theirs: list[str], scores: list[float | None]
 ) -> None:
     "A CSV file with a line for each pair; it appears whole."
-    columns = (ours.prompts, ours.texts, theirs, scores)
-    frame = pd.DataFrame(dict(zip(HEADS, columns)))
+    frame = pd.DataFrame(zip(ours.prompts, ours.texts, theirs, scores), columns=[*HEADS])
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(path, frame.to_csv(index=False))
     print(f"rlhf-nb judge: {len(frame):,} pairs and their verdicts in {path}")

@@ -120,18 +120,17 @@ def dry_run(options: Namespace) -> int:
         plan = plan_of(options)
     policy, *value = [f"{m.trained:,} of {m.params:,}" for m in plan.trained]
     head = "a layer on the policy" if plan.critic else "none"
-    played, unknown = "", " (without what is answered: set --max_episode_length)"
-    if plan.max_turns > 1:
-        known = "" if plan.max_episode_length else unknown
-        played = f"episodes of {plan.episode} behind them{known}, {plan.max_turns} turns with "
+    unknown = " (without what is answered: set --max_episode_length)"
+    left_out = unknown * (plan.max_episode_length is None)
+    played = f"episodes of {plan.episode} behind them{left_out}, {plan.max_turns} turns with "
     assumed = "" if options.max_prompt_length else " (assumed: set --max_prompt_length)"
     summary = (
         f"PPO, planned and not run: {plan.layout}, {plan.num_processes} process(es), "
         f"{plan.precision}, weights loaded in {plan.dtype}, activations "
         f"{'recomputed' if plan.activation_checkpointing else 'kept'}; micro-batches of "
         f"{plan.per_device_train_batch_size}, prompts of {plan.prompt_length} tokens{assumed}, "
-        f"{played}responses of {plan.response_length}; trained parameters: policy {policy}, "
-        f"value model {value[0] if value else head}."
+        f"{played * (plan.max_turns > 1)}responses of {plan.response_length}; trained "
+        f"parameters: policy {policy}, value model {value[0] if value else head}."
     )
     print(textwrap.fill(summary, 100))
     if options.use_vllm:

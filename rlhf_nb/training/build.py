@@ -174,6 +174,15 @@ def fit_of(args: PPOConfig) -> Callable[[Any, PreTrainedTokenizerBase], Any]:
     return fit_embeddings if args.resize_embeddings else check_embeddings
 
 
+def fix_of(role: str) -> str:
+    "What to do about a model of other ids."
+    by_text = (
+        " Or give its tokenizer as reward_processing_class (--reward_tokenizer_name_or_path), and "
+        "it reads texts instead of the policy's ids."
+    )
+    return "Use one that has the policy's." + by_text * (role == "reward model")
+
+
 def check_same_ids(
     judge: Any,
     tokenizer: PreTrainedTokenizerBase,
@@ -197,13 +206,9 @@ def check_same_ids(
     moved = [token for token in both if ours[token] != theirs[token]]
     if moved or len(both) < 0.9 * min(len(ours), len(theirs)):
         what = f"gives {moved[0]!r} another id" if moved else "has other tokens"
-        fix = (
-            "give it as reward_processing_class (--reward_tokenizer_name_or_path), and it reads "
-            "texts instead of the policy's ids"
-            if role == "reward model"
-            else "use one that was trained with the policy's tokenizer"
+        raise ValueError(
+            f"the {role} in {name} has a tokenizer of its own: it {what}. {fix_of(role)}"
         )
-        raise ValueError(f"the {role} in {name} has a tokenizer of its own, which {what}: {fix}.")
 
 
 def _check_as_many(judge: Any, vocabulary: int, role: str) -> None:
@@ -218,13 +223,7 @@ def _check_as_many(judge: Any, vocabulary: int, role: str) -> None:
     if rows <= math.ceil(vocabulary / PADDED) * PADDED:
         logger.warning(f"{what}: it is taken for the same vocabulary, padded.")
         return
-    fix = (
-        " Give its tokenizer as reward_processing_class (--reward_tokenizer_name_or_path), or the "
-        "policy's if that is the one, and it reads texts instead of the policy's ids."
-    )
-    raise ValueError(
-        f"{what}: it was probably trained with another vocabulary.{fix * (role == 'reward model')}"
-    )
+    raise ValueError(f"{what}: it was probably trained with another vocabulary. {fix_of(role)}")
 
 
 def readers(pair: PolicyAndValue, judges: Judges) -> list[tuple[str, Any]]:

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -148,10 +148,8 @@ def start_of(
             raise ValueError(f"{what_is_safe(folder)} Start without resume_from_checkpoint.")
         return str(last)
     if resume and not Path(resume).is_dir():
-        raise ValueError(
-            f"resume_from_checkpoint is {str(resume)!r}, and there is no such folder: give "
-            f"a checkpoint's path, or True (--resume) for the last one in {folder}."
-        )
+        text = f"resume_from_checkpoint is {str(resume)!r}, and there is no such folder"
+        raise ValueError(f"{text}: give a checkpoint's path, or True (--resume) for the last one.")
     if resume and Path(resume).resolve().parent == folder.resolve():
         return str(resume)
     older = checkpoints(folder)
@@ -221,7 +219,7 @@ def saving(folder: Path, owner: Any, staged: bool) -> Iterator[Path]:
     SAVED[folder.resolve()] = owner
 
 
-def check_folder(args: TrainingArguments, **models: Any) -> None:
+def check_folder(args: TrainingArguments, models: Mapping[str, Any]) -> None:
     """output_dir is made absolute, whatever chdir comes later. Raises ValueError for a name that
     is no text, and where a run would write over, or delete, what an input was loaded from."""
     args.output_dir = os.path.abspath(str(args.output_dir))
@@ -232,7 +230,8 @@ def check_folder(args: TrainingArguments, **models: Any) -> None:
     for name, model in models.items():
         parts = model.modules() if isinstance(model, nn.Module) else ()
         for source in {str(x) for p in parts if (x := getattr(p, "name_or_path", None))}:
-            if {Path(source).resolve(), Path(source).resolve().parent} & {folder, *deleted}:
+            read = Path(source).resolve()
+            if read.is_dir() and {read, read.parent} & {folder, *deleted}:
                 raise ValueError(
                     f"output_dir is {folder}, and {name} was loaded from {source}: the run would "
                     "write over it. Give another output_dir."
@@ -332,8 +331,9 @@ def writing(
         if not no_disk(error):
             raise
         reason = " ".join(str(error).split())
-        weights = [*getattr(model, "policy", model).parameters()] if model is not None else []
-        room = sum(math.prod(full_shape(p)) * p.element_size() for p in weights) / 2**20
+        saved = getattr(model, "policy", model)
+        learn = [p for p in saved.parameters() if p.requires_grad] if saved is not None else []
+        room = sum(math.prod(full_shape(p)) * p.element_size() for p in learn) / 2**20
         needs = f" {to} needs {room:,.1f} MiB." if to else ""
         raise OSError(
             f"a file could not be written ({reason}): free some space, or give an output_dir that "

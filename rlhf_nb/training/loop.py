@@ -61,8 +61,8 @@ class UpdateTrainer(SealedTrainer):
     def __init__(self, pair: PolicyAndValue, args: PPOConfig, **given: Any):
         self.since_log: dict[str, list[float]] = defaultdict(list)  # metrics of these updates
         self.controller, self.moments = make_controller(args), RunningMoments()
-        check_folder(args, ref_model=self.ref_model, **self.judges.judges)
         super().__init__(pair, args, **given)
+        check_folder(self.args, dict(ref_model=self.ref_model) | self.judges.judges)
         self.layout = Layout(self.accelerator, args.offload_frozen)
         self.forward = make_forward(args, pair, self.layout)
         prompts = self.train_dataset
@@ -355,12 +355,10 @@ class UpdateTrainer(SealedTrainer):
 
     def read_state(self, folder: Path) -> None:
         state = json.loads((folder / "ppo_state.json").read_text())
-        needed = "update_count", "episode_count", "since_log", "controller", "moments"
-        if missing := [name for name in needed if name not in state]:
-            raise ValueError(
-                f"{folder}/ppo_state.json lacks {', '.join(missing)}: another version saved it, so "
-                "go on with that one, or give the folder to a new run as its model."
-            )
+        needed = {"update_count", "episode_count", "since_log", "controller", "moments"}
+        if missing := ", ".join(sorted(needed - state.keys())):
+            text = f"{folder}/ppo_state.json lacks {missing}: another version saved it"
+            raise ValueError(f"{text}. Go on with that one, or begin a run with its model.")
         self.update_count = state["update_count"]
         self.episode_count = state["episode_count"]
         self.since_log = defaultdict(list, state["since_log"])

@@ -478,7 +478,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
                 unit="share of episodes",
                 formula=f"share of episodes with the stop reason `{why}`",
                 healthy="most are `terminated`, where the environment has an end of its own",
-                otherwise="of the others: raise the limit, or set `bootstrap_truncated`",
+                otherwise="many end otherwise: raise the limit, or set `bootstrap_truncated`",
             )
             for why, ended in dict(
                 terminated="the environment ended",

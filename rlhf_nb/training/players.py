@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,9 +20,8 @@ def set_turns(
     factory: Any,  # of environments, or None
     max_turns: int | None,  # as the trainer was given it; None: it was not
     max_episode_length: int | None,
-) -> None:
-    """Put what the trainer was given into its settings. Raises ValueError on turns without an
-    environment, and on settings that turns exclude."""
+) -> Any:  # settings with what the trainer was given
+    """Raises ValueError on turns without an environment, and on settings that turns exclude."""
     given = dict(max_turns=max_turns, max_episode_length=max_episode_length)
     given = {name: x for name, x in given.items() if x is not None}
     if factory is None:
@@ -32,7 +32,7 @@ def set_turns(
                 "advantage_estimator 'gae_turns' and gamma_turn are of several turns: give an "
                 "environment_factory, or take 'gae' and leave gamma_turn at 1."
             )
-        return
+        return args
     if args.score_clip is not None:
         raise ValueError(NO_CLIP.format(args.score_clip))
     if args.non_eos_penalty:
@@ -45,8 +45,10 @@ def set_turns(
             "ds3_gather_for_generation is False, so ranks fetch weights token by token, and one "
             "whose episodes are longer would wait for ever: leave it at True with an environment."
         )
+    args = copy.copy(args)  # the one given may serve another trainer
     vars(args).update(given)
     check_fields(args)
+    return args
 
 
 def make_player(

@@ -272,9 +272,8 @@ def check_taken(data: Dataset, functions: Mapping[str, Callable], complete: bool
     for name, function in functions.items():
         signature = inspect.signature(function)
         made = dict.fromkeys({"response_ids", "offsets", "environments"} & {*signature.parameters})
-        bind = signature.bind if complete else signature.bind_partial
         try:
-            bind([], [], **{**made, **others})
+            (signature.bind if complete else signature.bind_partial)([], [], **(made | others))
         except TypeError as error:
             raise ValueError(
                 f"reward function {name} is called as f(prompts, responses, **columns) with the "

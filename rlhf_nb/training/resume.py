@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pickle
 import re
 import sys
+import sysconfig
+import types
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from logging import Logger
 from pathlib import Path
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -34,6 +37,9 @@ from rlhf_nb.training.prompts import sets_of
 
 logger = logging.get_logger(__name__)
 NUMBER = re.compile(r"u?int\d|float|double|halffloat|bool")  # types of Arrow
+LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+# where code lies whose name and version stand for it
+PACKAGES = *(f"{x}{os.sep}" for x in [*LIBRARIES, Path(__file__).parents[1]]), "<frozen"
 LEARNING_RATES = {"learning_rate", "value_learning_rate"}
 
 
@@ -69,8 +75,8 @@ def fingerprint_data(data: Any) -> str | None:
 def fingerprint_sets(train: Any, evaluation: Any) -> dict[str, str]:
     "Those of a run, by name."
     sets = {"eval_dataset" + f" {k}" * bool(k): x for k, x in sets_of(evaluation).items()}
-    found = {k: fingerprint_data(x) for k, x in (dict(train_dataset=train) | sets).items()}
-    return {k: x for k, x in found.items() if x is not None}
+    both = (dict(train_dataset=train) | sets).items()
+    return {name: found for name, x in both if (found := fingerprint_data(x))}
 
 
 def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -102,11 +108,11 @@ def fingerprint_model(name: str, model: nn.Module) -> dict[str, str]:
     return described
 
 
-def fingerprint_code(code: CodeType) -> str:
+def fingerprint_code(code: types.CodeType) -> str:
     "What a function does, without its line numbers."
     constants = [
         fingerprint_code(x)
-        if isinstance(x, CodeType)
+        if isinstance(x, types.CodeType)
         else sorted(repr(x))
         if isinstance(x, frozenset)
         else x
@@ -115,18 +121,19 @@ def fingerprint_code(code: CodeType) -> str:
     return repr((code.co_code, code.co_names, constants))
 
 
-def is_own(x: FunctionType | type) -> bool:
+def is_own(x: types.FunctionType | type | types.ModuleType) -> bool:
     "Whether it is code of the user's, and no package's or Python's, whose name stands for it."
-    module = sys.modules.get(x.__module__ or "")
-    code = getattr(x, "__code__", None)
-    file = code.co_filename if code else getattr(module, "__file__", None) or ""
-    installed = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]), "<frozen")
-    return x.__module__ != "builtins" and not file.startswith(installed)
+    if isinstance(x, types.FunctionType):
+        return not x.__code__.co_filename.startswith(PACKAGES)
+    module = x if isinstance(x, types.ModuleType) else sys.modules.get(x.__module__ or "__main__")
+    if getattr(module, "__name__", "") in sys.builtin_module_names:
+        return False
+    return not str(getattr(module, "__file__", "")).startswith(PACKAGES)
 
 
-def codes_in(code: CodeType) -> list[CodeType]:
+def codes_in(code: types.CodeType) -> list[types.CodeType]:
     "It, and the functions inside."
-    inner = (x for x in code.co_consts if isinstance(x, CodeType))
+    inner = (x for x in code.co_consts if isinstance(x, types.CodeType))
     return [code, *(y for x in inner for y in codes_in(x))]
 
 
@@ -148,18 +155,20 @@ class Content:
 
     def parts(self, x: Any) -> Any:
         match x:
-            case FunctionType():
-                cells = [cell.cell_contents for cell in x.__closure__ or () if cell != CellType()]
+            case types.FunctionType():
+                cells = [
+                    cell.cell_contents for cell in x.__closure__ or () if cell != types.CellType()
+                ]
                 held = map(self, (x.__defaults__, x.__kwdefaults__, cells))
                 return x.__qualname__, *held, *(self.source(x) if is_own(x) else ())
             case type():
-                functions = {k: f for k, f in vars(x).items() if isinstance(f, FunctionType)}
-                return x.__qualname__, self(functions if is_own(x) else None)
+                own = {k: v for k, v in vars(x).items() if k[:2] != "__" or callable(v)}
+                return x.__qualname__, self((own, x.__bases__) if is_own(x) else None)
             case partial():
                 return self((x.func, x.args, x.keywords))
-            case MethodType():
+            case types.MethodType():
                 return self((x.__func__, x.__self__))
-            case ModuleType() | BuiltinFunctionType():
+            case types.ModuleType() | types.BuiltinFunctionType() | types.MemberDescriptorType():
                 return x.__name__
             case Logger():
                 return x.name
@@ -175,28 +184,37 @@ class Content:
                 return self({**x.state_dict()})
             case PreTrainedTokenizerBase():
                 return fingerprint_tokenizer(x)
+        if inner := getattr(x, "__wrapped__", getattr(x, "fget", None)):  # cached, static, property
+            return self(inner)
         if is_own(type(x)):
-            return self((type(x), getattr(x, "__dict__", None)))
-        try:
+            slots = {
+                k: getattr(x, k, None)
+                for c in type(x).__mro__
+                for k in vars(c).get("__slots__", ())
+            }
+            return self((type(x), getattr(x, "__dict__", None), slots))
+        with suppress(TypeError, AttributeError, pickle.PicklingError):
             if not hasattr(x, "__dict__"):
                 return digest(pickle.dumps(x))
-        except (TypeError, pickle.PicklingError):
-            pass
         self.unknown.add(type(x).__qualname__)
         return None
 
-    def source(self, f: FunctionType) -> tuple:
+    def source(self, f: types.FunctionType) -> tuple:
         "Its code, and what it reads of its module."
         names = {name for code in codes_in(f.__code__) for name in code.co_names}
         read = {k: f.__globals__[k] for k in sorted(names & f.__globals__.keys())}
+        for k, m in [*read.items()]:
+            if isinstance(m, types.ModuleType) and is_own(
+                m
+            ):  # of the user's modules, what it names
+                read |= {f"{k}.{n}": vars(m)[n] for n in sorted(names & vars(m).keys())}
         return fingerprint_code(f.__code__), self(read)
 
 
 def fingerprint_function(function: Any) -> str:
     """Name of a reward function, environment or tool, and a hash of what decides its answers. What
     cannot be told is logged, once."""
-    content = Content()
-    found = content(function)
+    found = (content := Content())(function)
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if content.unknown:
         logger.warning_once(
@@ -334,9 +352,8 @@ def identify_ppo(trainer: Any) -> dict[str, Any]:
         names |= (
             fingerprint_model(known, judge) if is_model else {known: fingerprint_function(judge)}
         )
-    if trainer.player is not None:
-        for tool in (trainer.player.factory, *trainer.player.tools):
-            names[f"environment_{rewarder_name(tool)}"] = fingerprint_function(tool)
+    given = () if trainer.player is None else (trainer.player.factory, *trainer.player.tools)
+    names |= {f"environment_{rewarder_name(x)}": fingerprint_function(x) for x in given}
     if judges.ensemble is not None:
         names["ensemble"] = repr(judges.ensemble)
     if judges.tokenizer is not None:

@@ -174,7 +174,7 @@ class SealedTrainer(Trainer):
 
     def __init__(self, model: Any, args: TrainingArguments, **given: Any):
         args = copy.copy(args)  # the one given may serve another trainer
-        check_folder(args, model=model)
+        check_folder(args, dict(model=model))
         args.remove_unused_columns = False  # the collators take what they need
         if args.device.type == "cpu":  # where torch warns that it does nothing
             args.dataloader_pin_memory = False

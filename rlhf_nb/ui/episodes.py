@@ -91,13 +91,11 @@ def turns_told(rollout: Rollout, episode: int) -> list[dict[str, Any]]:
         numbers = dict(reward=float(r.turn_rewards[0, k]))
         for name, x in filled(r, ("values", "advantages")).items():
             numbers[dict(values="V before it").get(name, "advantage")] = float(x[0, drawn[0]])
-        words = [f"{name} {signed_number(x)}" for name, x in numbers.items()]
+        words = [f"Turn {k + 1}", *(f"{name} {signed_number(x)}" for name, x in numbers.items())]
         words.append("stopped by itself" if r.turn_stopped[0, k] else "cut off")
         said, answer = ("".join(tokens[t] for t in places) for places in (drawn, read))
         one = dict(at=drawn[0], end=drawn[-1] + 1, read=read[0] if read else None)
-        told.append(
-            one | dict(said=said, answer=answer, facts=f"Turn {k + 1} · " + " · ".join(words))
-        )
+        told.append(one | dict(said=said, answer=answer, facts=" · ".join(words)))
     return told
 
 
