@@ -18,8 +18,9 @@ import vllm_stand_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ppo_fixtures import SIZES as PPO_SIZES
-from ppo_fixtures import logs, loss_now, unlike, untimed
+from ppo_fixtures import logs, loss_now, rollouts, unlike, untimed
 from safetensors import safe_open
+from small_models import small_model
 from torch import nn, tensor
 from torch.testing import assert_close
 from transformers import StopStringCriteria
@@ -490,6 +491,18 @@ def test_a_run_with_vllm_samples_from_every_updates_policy(vllm, run, letters):
         assert log["sampling/weight_max"] < 1 + 1e-4
         assert log["sampling/capped"] == 0
     assert all(log["policy/grad_norm"] > 0 for log in history)
+
+
+# catches: vLLM drawing what has no token; log-probs of it from before the bias
+def test_vllm_leaves_out_ids_without_a_token(vllm, run, letters):
+    wide = small_model("gpt_neox", vocab_size=40)
+    trainer = run(colocated(letters), model=wide, total_episodes=16)
+    trainer.train()
+    assert max(log["sampling/kl"] for log in logs(trainer)) < 1e-9
+    assert max(int(r.response_ids.max()) for r in rollouts(trainer)) < 12
+    bad = engines.Answer([2, 20], [-1.0, -1.0], "length")
+    with pytest.raises(ValueError, match="row 0 has the id 20, which has no token"):
+        engines.collect([bad], 1, trainer.sampling_settings)
 
 
 class Forgets(engines.VLLMEngine):
