@@ -607,8 +607,6 @@ class TestSettings:
         "changes, match",
         [
             (dict(importance_sampling_cap=0.0), "importance_sampling_cap"),
-            (dict(top_k=5), "top_k"),
-            (dict(top_p=0.9), "top_p"),
             (dict(temperature=0.005), "temperature"),
             (dict(vllm_gpu_memory_utilization=1.5), "vllm_gpu_memory_utilization"),
         ],
@@ -622,8 +620,11 @@ class TestSettings:
         with pytest.raises(TypeError, match="PPOConfig has no vllm_mode"):
             ppo(use_vllm=True, vllm_mode="server")
 
-    def test_truncated_sampling_without_correction_is_allowed(self, vllm, ppo):
-        ppo(use_vllm=True, top_k=5, importance_sampling_correction=False).step()
+    # catches: a distribution that draws and another that is scored
+    @pytest.mark.parametrize("how", [dict(top_k=5), dict(top_p=0.9), dict(min_p=0.1)])
+    def test_truncated_sampling_is_refused(self, ppo, how):
+        with pytest.raises(TypeError, match="PPO draws from all tokens, which it scores under"):
+            ppo(**how)
 
     # catches: settings that are read by nobody
     def test_each_is_honoured(self, vllm, ppo):

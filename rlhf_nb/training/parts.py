@@ -21,9 +21,8 @@ def make_sampling(
     "How responses are drawn, and what ends them."
     stops = () if args.stop_strings else stop_tokens(tokenizer, args.stop_token_id, policy)
     length, pad_id = args.response_length, tokenizer.pad_token_id
-    how = args.temperature, args.top_k, args.top_p
-    ends, unused = stop_texts(tokenizer, args.stop_strings), unused_ids(policy, tokenizer)
-    return Sampling(length, pad_id, stops, *how, ends, unused)
+    texts, unused = stop_texts(tokenizer, args.stop_strings), unused_ids(policy, tokenizer)
+    return Sampling(length, pad_id, stops, args.temperature, stop_strings=texts, unused_ids=unused)
 
 
 def make_controller(args: PPOConfig) -> FixedKLController:
