@@ -48,6 +48,7 @@ NEW = {  # what is new leaves the published behaviour as it was
     "vllm_gpu_memory_utilization": 0.3,
     "importance_sampling_correction": True,
     "importance_sampling_cap": 2.0,
+    "importance_sampling_mode": "token_truncate",
     "kl_controller": "fixed",
     "entropy_coef": 0.0,
     "value_warmup_updates": 0,

@@ -386,6 +386,14 @@ def test_weights_by_hand():
     mask = tensor([[True, True, True, False]])
     assert_close(importance_weights(ours, theirs, mask), tensor([[0.8, 1.0, 2.0, 0.0]]))
     assert_close(importance_weights(ours, theirs, mask, cap=None), tensor([[0.8, 1.0, 3.0, 0.0]]))
+    for mode, wanted in dict(  # 0.8 * 1 * 3 = 2.4
+        token_mask=[0.8, 1.0, 0.0, 0.0],
+        sequence_truncate=[2.0, 2.0, 2.0, 0.0],
+        sequence_mask=[0.0, 0.0, 0.0, 0.0],
+    ).items():
+        assert_close(importance_weights(ours, theirs, mask, 2.0, mode), tensor([wanted]))
+    assert importance_weights(ours, theirs, mask, 2.5, "sequence_mask")[0, 0] > 2.39
+    assert mismatch(ours, theirs, mask, 2.0, "sequence_mask")["capped"] == 3
     sums = mismatch(ours, theirs, mask)
     kl = sum(p / q - 1 - math.log(p / q) for p, q in ((0.4, 0.5), (0.2, 0.2), (0.3, 0.1)))
     for name, want in dict(
