@@ -2,10 +2,11 @@
 
     python benchmarks/kills.py
 
-Of each of the three trainers, and of PPO over turns, 50 tiny runs are killed: half of them at a
-random moment of their training, half while a checkpoint is being written. A run passes if what it
-resumes to has the same weights, logs, metrics file and rollouts, bit for bit, as the run left
-alone. Writes benchmarks/results/kills.json. The exit code is 1 where a run did not pass.
+Of each of the three trainers, and of PPO over turns on one process and on two, 50 tiny runs are
+killed: half of them at a random moment of their training, half while a checkpoint is being written.
+Of two ranks one is killed, and the other has to end. A run passes if what it resumes to has the
+same weights, logs, metrics file and rollouts, bit for bit, as the run left alone. Writes
+benchmarks/results/kills.json. The exit code is 1 where a run did not pass.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -27,11 +29,11 @@ from typing import Any
 
 from common import HERE, described_parser
 
-PPO = ("ppo", "turns")
+PPO = ("ppo", "turns", "turns_on_two")
 KINDS = (*PPO, "sft", "reward")
 TIMES = ("time/", "tokens/per_second", "eps", "train_", "total_flos")  # what two runs never share
-SAVE_STEPS = dict(ppo=2, turns=2, sft=3, reward=3)
-STEPS = dict(ppo=8, turns=8, sft=12, reward=12)
+SAVE_STEPS = dict.fromkeys(PPO, 2) | dict(sft=3, reward=3)
+STEPS = dict.fromkeys(PPO, 8) | dict(sft=12, reward=12)
 SHARED: dict[str, Any] = dict(
     use_cpu=True,
     report_to="none",
@@ -74,7 +76,7 @@ def ppo_trainer(folder: str, kind: str = "ppo") -> Any:
         per_device_train_batch_size=4,
         gradient_accumulation_steps=2,
         num_mini_batches=2,
-        total_episodes=8 * STEPS["ppo"],
+        total_episodes=8 * STEPS["ppo"] * ranks_of(kind),
         response_length=6,
         temperature=1.0,
         learning_rate=1e-3,
@@ -87,7 +89,7 @@ def ppo_trainer(folder: str, kind: str = "ppo") -> Any:
         **SHARED,
     )
     data = Dataset.from_dict(dict(prompt=prompts))
-    world = guess_number(15, 3, 36, ("a b", "c", "d")) if kind == "turns" else None
+    world = None if kind == "ppo" else guess_number(15, 3, 36, ("a b", "c", "d"))
     return PPOTrainer(args, tokenizer, policy, None, likes_a, data, environment_factory=world)
 
 
@@ -122,16 +124,26 @@ def supervised_trainer(folder: str, kind: str) -> Any:
     return RewardTrainer(policy, args, data, processing_class=tokenizer)
 
 
-def train(kind: str, folder: str, resume: bool) -> None:
+def ranks_of(kind: str) -> int:
+    return 2 if kind == "turns_on_two" else 1
+
+
+def train(kind: str, folder: str, resume: bool, rank: int, port: int) -> None:
     "One process of training, as a script would run it."
     import torch
 
+    if (ranks := ranks_of(kind)) > 1:
+        here = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE=ranks)
+        here |= dict(RANK=rank, LOCAL_RANK=rank, ACCELERATE_USE_CPU="true")
+        os.environ.update({name: str(x) for name, x in here.items()})
     torch.set_num_threads(1)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         trainer = (ppo_trainer if kind in PPO else supervised_trainer)(folder, kind)
         Path(folder, "begun").touch()
         trainer.train(resume_from_checkpoint=resume)
     trainer.save_model(f"{folder}/final")
+    if rank:
+        return
     if kind in PPO:
         trainer.model.value.save_pretrained(f"{folder}/final/value")
     Path(folder, "done.json").write_text(json.dumps(untimed(trainer.state.log_history)))
@@ -141,12 +153,23 @@ def untimed(logs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: x for k, x in log.items() if not k.startswith(TIMES)} for log in logs]
 
 
-def start(kind: str, folder: Path) -> BaseProcess:
-    "A process that goes on from the last checkpoint, if there is one."
+def start(kind: str, folder: Path) -> list[BaseProcess]:
+    "Processes, one a rank, that go on from the last checkpoint, if there is one."
     resume = any(path.name.split("-")[-1].isdigit() for path in folder.glob("checkpoint-*"))
-    child = processes.Process(target=train, args=(kind, str(folder), resume))
-    child.start()
-    return child
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        how = kind, str(folder), resume
+        port = free.getsockname()[1]
+    ranks = [processes.Process(target=train, args=(*how, i, port)) for i in range(ranks_of(kind))]
+    for child in ranks:
+        child.start()
+    return ranks
+
+
+def ended(ranks: list[BaseProcess]) -> list[int]:
+    "Their exit codes, once they are there; none where all are 0."
+    for child in ranks:
+        child.join()
+    return [child.exitcode or 0 for child in ranks if child.exitcode]
 
 
 def result(kind: str, folder: Path) -> dict[str, Any]:
@@ -176,10 +199,8 @@ def result(kind: str, folder: Path) -> dict[str, Any]:
 def left_alone(kind: str, folder: Path) -> tuple[dict[str, Any], float]:
     "What a run comes to that nobody kills, and the seconds of its training."
     folder.mkdir(parents=True)
-    child = start(kind, folder)
-    child.join()
-    if child.exitcode:
-        raise RuntimeError(f"the {kind} run that was left alone ended with {child.exitcode}")
+    if codes := ended(start(kind, folder)):
+        raise RuntimeError(f"the {kind} run that was left alone ended with {codes}")
     seconds = (folder / "done.json").stat().st_mtime - (folder / "begun").stat().st_mtime
     return result(kind, folder), seconds
 
@@ -208,22 +229,26 @@ def in_write(step: int, delay: float = 0.0) -> Callable[[BaseProcess, Path], Non
 
 
 def killed_and_resumed(
-    kind: str, folder: Path, wait: Callable[[BaseProcess, Path], None], expected: dict[str, Any]
+    kind: str,
+    folder: Path,
+    wait: Callable[[BaseProcess, Path], None],
+    expected: dict[str, Any],
+    victim: int,  # the rank that dies, of as many as there are
 ) -> str | None:  # what is wrong, "" if nothing; None: it was over before it could be killed
     "One kill, one resume, one comparison."
     folder.mkdir(parents=True)
-    child = start(kind, folder)
+    ranks = start(kind, folder)
+    child = ranks[victim % len(ranks)]
     wait(child, folder)
     if not child.is_alive():
-        child.join()
+        ended(ranks)
         return None
     os.kill(child.pid or 0, signal.SIGKILL)
-    child.join()
+    if len(ended(ranks)) < len(ranks):
+        return "a rank came to its end as if nothing had been"
     kept = sorted(path.name for path in folder.glob("checkpoint-*"))
-    again = start(kind, folder)
-    again.join()
-    if again.exitcode:
-        return f"the resumed run ended with {again.exitcode}; there were {kept}"
+    if codes := ended(start(kind, folder)):
+        return f"the resumed run ended with {codes}; there were {kept}"
     found = result(kind, folder)
     other = [name for name in expected if found[name] != expected[name]]
     left = [path.name for path in folder.iterdir() if path.suffix in (".partial", ".lock")]
@@ -245,7 +270,7 @@ def many(kind: str, kills: int, seed: str, root: Path) -> list[dict[str, Any]]:
             after = seconds * rng.uniform(0.0, 0.95)
             wait, moment = at_moment(after), f"{after:.3f} s"
         folder = root / str(len(rows))
-        wrong = killed_and_resumed(kind, folder, wait, expected)
+        wrong = killed_and_resumed(kind, folder, wait, expected, len(rows) // 2)
         shutil.rmtree(folder)
         if wrong is not None:
             rows.append(dict(in_write=inside, moment=moment, wrong=wrong))

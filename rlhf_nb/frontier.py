@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from .base.encoding import encode_prompts
+from .base.opened import mask_ids, unused_ids
 from .kl_control import response_full_kl
 from .masks import left_pad
 from .rollout import Sampling, sample
@@ -93,6 +94,8 @@ def response_kl(
     rows, device = encode_prompts(prompts, tokenizer), next(policy.parameters()).device
     settings = Sampling(response_length, tokenizer.pad_token_id, stop_ids)
     generator, kl = torch.Generator(device).manual_seed(seed), []
+    for model in (policy, ref):
+        mask_ids(model, unused_ids(model, tokenizer))
     modes = policy.training, ref.training
     policy.eval()
     ref.eval()

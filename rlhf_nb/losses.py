@@ -121,14 +121,21 @@ def importance_weights(
     engine_logprobs: Tensor,  # [B, T] of the engine that drew the tokens
     mask: Tensor,  # [B, T] true on real tokens
     cap: float | None = 2.0,  # largest weight; None: no limit, unbiased
+    mode: str = "token_truncate",  # a weight for each "token" or "sequence"; above the cap it is
+    # cut to it ("truncate", Ionides 2008), or the token or the sequence is left out ("mask")
 ) -> Tensor:  # [B, T] float32 (float64 stays), zero on padding, without gradient
-    "Truncated importance weights (Ionides 2008) by token. Raises ValueError on a bad shape or cap."
+    "Importance weights of what an engine drew. Raises ValueError on a bad shape or cap."
     if cap is not None and not cap > 0:
         raise ValueError(
             f"cap is {cap}: give a positive number, such as 2, or None for no truncation."
         )
-    weights = log_ratio(logprobs, engine_logprobs, mask, cap=LOG_RATIO_CAP).exp()
-    return (weights if cap is None else weights.clamp(max=cap)).masked_fill(~mask.bool(), 0.0)
+    gap = log_ratio(logprobs, engine_logprobs, mask, cap=LOG_RATIO_CAP)
+    if mode.startswith("sequence"):
+        gap = gap.sum(1, keepdim=True).clamp(max=LOG_RATIO_CAP).expand_as(gap)
+    weights = gap.exp().masked_fill(~mask.bool(), 0.0)
+    if cap is None:
+        return weights
+    return weights.clamp(max=cap) if mode.endswith("truncate") else weights * (weights <= cap)
 
 # %% ../nbs/course/11_losses.ipynb #4a186fae
 @torch.no_grad()
@@ -137,11 +144,12 @@ def mismatch(
     engine_logprobs: Tensor,  # [B, T] of the engine that drew the tokens
     mask: Tensor,  # [B, T] true on real tokens
     cap: float | None = 2.0,  # as in importance_weights
+    mode: str = "token_truncate",
 ) -> dict[str, Tensor]:  # sums of weight, capped, kl, gap and tokens; and the maximum weight_max
     "Engine against trainer: sums over tokens, to divide by `tokens`; kl is KL(engine, trainer)."
     gap = log_ratio(logprobs, engine_logprobs, mask, cap=LOG_RATIO_CAP)
     uncapped, weights = (
-        importance_weights(logprobs, engine_logprobs, mask, c) for c in (None, cap)
+        importance_weights(logprobs, engine_logprobs, mask, c, mode) for c in (None, cap)
     )
     sums = dict(
         weight=weights,

@@ -208,8 +208,8 @@ def ppo_loss(
     clip = cfg.cliprange, cfg.cliprange_high
     new, old, weighted = now.logprobs, r.logprobs, r.advantages * weights
     if r.engine_logprobs is not None and cfg.importance_sampling_correction:
-        cap = cfg.importance_sampling_cap
-        weighted = weighted * importance_weights(r.logprobs, r.engine_logprobs, r.mask, cap)
+        how = cfg.importance_sampling_cap, cfg.importance_sampling_mode
+        weighted = weighted * importance_weights(r.logprobs, r.engine_logprobs, r.mask, *how)
     logged = policy_diagnostics(new, old, r.advantages, r.mask, *clip)
     if cfg.importance_level == "sequence":
         new, old = sequence_log_ratio(new, old, r.mask), torch.zeros_like(old)

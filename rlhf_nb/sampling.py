@@ -65,6 +65,7 @@ class Sampling:
     top_k: int = 0  # 0: from all
     top_p: float = 1.0  # 1: from all
     stop_strings: StopStringCriteria | None = None  # texts that end a row
+    unused_ids: Sequence[int] = ()  # without a token; our own models give them no probability
 
     def __post_init__(self) -> None:
         if not self.response_length > 0:

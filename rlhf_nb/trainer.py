@@ -380,8 +380,8 @@ class PPOTrainer(UpdateTrainer):
         "Means over real tokens or episodes of all ranks."
         metrics = update_metrics(r, self.objective_for(r), sums, norms, self.layout.sum)
         if r.engine_logprobs is not None:
-            cap, ranks = self.args.importance_sampling_cap, self.layout
-            metrics |= engine_metrics(r, r.engine_logprobs, cap, ranks.sum, ranks.largest)
+            ranks = self.layout
+            metrics |= engine_metrics(r, self.args, ranks.sum, ranks.largest)
         if ESTIMATORS[self.args.advantage_estimator].group:
             alike, count = equal_groups(r, self.args.num_generations), self.layout.count
             groups = max(1, count(len(alike)))

@@ -146,7 +146,15 @@ class Objective:
         "update",
     )
     importance_sampling_cap: Positive | None = setting(
-        2.0, "Largest such weight. None: not truncated.", "update"
+        2.0, "Largest such weight. None: no limit.", "update"
+    )
+    importance_sampling_mode: Literal[
+        "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
+    ] = setting(
+        "token_truncate",
+        "A weight for each token or each response; above the cap it is cut to it (truncate), or "
+        "what it weighs is left out of the policy loss (mask).",
+        "update",
     )
 
     # Epochs
@@ -287,15 +295,15 @@ def update_metrics(
 # %% ../nbs/reference/45_update.ipynb #360227a9
 def engine_metrics(
     r: Rollout,
-    engine_logprobs: Tensor,  # [B, T] of the engine that drew the tokens
-    cap: float | None,  # of the importance weights
+    cfg: Objective,
     reduce: Reduce = lambda x: x,
     largest: Reduce = lambda x: x,  # the largest of the ranks' numbers
 ) -> dict[str, float]:
     "Means over the tokens of all ranks, and the largest weight."
-    r = keep_chosen(r.with_(engine_logprobs=engine_logprobs))
+    r = keep_chosen(r)
     drawn: Any = r.engine_logprobs
-    sums = mismatch(r.logprobs, drawn, r.mask, cap)
+    how = cfg.importance_sampling_cap, cfg.importance_sampling_mode
+    sums = mismatch(r.logprobs, drawn, r.mask, *how)
     most, tokens = largest(sums.pop("weight_max")), reduce(sums.pop("tokens"))
     means = {f"sampling/{name}": (reduce(x) / tokens).item() for name, x in sums.items()}
     return means | {"sampling/weight_max": most.item()}

@@ -83,7 +83,7 @@ WRONG_OF_PPO: dict[str, list] = {
         *("53", None, 0, -5, 5.0, True)
     ],
     "total_episodes micro_batch_tokens local_rollout_forward_batch_size": ["100", 0, -5, 1e3],
-    "num_sample_generations value_warmup_updates top_k": ["5", None, -1],
+    "num_sample_generations value_warmup_updates": ["5", None, -1],
     "temperature": [0.0, -1.0, nan, inf, 1e-30],
     "cliprange": [0.0, nan, 5.0],
     "score_clip target_kl kl_target": [0.0, -1.0, nan, inf],
@@ -92,7 +92,6 @@ WRONG_OF_PPO: dict[str, list] = {
     "cliprange_high": [nan, -1.0],
     "dual_clip": [1.0, nan, inf],
     "gamma lam": ["1", None, 1.5, -0.1, nan],
-    "top_p": [None, 0.0, 1.5, nan],
     "kl_estimator kl_controller reward_aggregation": [None, 1, "K1", ["k1"]],
     "penalty_reward_value": [None, nan],
     "normalize_scores whiten_rewards share_value_trunk": [None, 1, "no", "False"],

@@ -18,8 +18,9 @@ import vllm_stand_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ppo_fixtures import SIZES as PPO_SIZES
-from ppo_fixtures import logs, loss_now, unlike, untimed
+from ppo_fixtures import logs, loss_now, rollouts, unlike, untimed
 from safetensors import safe_open
+from small_models import small_model
 from torch import nn, tensor
 from torch.testing import assert_close
 from transformers import StopStringCriteria
@@ -385,6 +386,14 @@ def test_weights_by_hand():
     mask = tensor([[True, True, True, False]])
     assert_close(importance_weights(ours, theirs, mask), tensor([[0.8, 1.0, 2.0, 0.0]]))
     assert_close(importance_weights(ours, theirs, mask, cap=None), tensor([[0.8, 1.0, 3.0, 0.0]]))
+    for mode, wanted in dict(  # 0.8 * 1 * 3 = 2.4
+        token_mask=[0.8, 1.0, 0.0, 0.0],
+        sequence_truncate=[2.0, 2.0, 2.0, 0.0],
+        sequence_mask=[0.0, 0.0, 0.0, 0.0],
+    ).items():
+        assert_close(importance_weights(ours, theirs, mask, 2.0, mode), tensor([wanted]))
+    assert importance_weights(ours, theirs, mask, 2.5, "sequence_mask")[0, 0] > 2.39
+    assert mismatch(ours, theirs, mask, 2.0, "sequence_mask")["capped"] == 3
     sums = mismatch(ours, theirs, mask)
     kl = sum(p / q - 1 - math.log(p / q) for p, q in ((0.4, 0.5), (0.2, 0.2), (0.3, 0.1)))
     for name, want in dict(
@@ -492,6 +501,18 @@ def test_a_run_with_vllm_samples_from_every_updates_policy(vllm, run, letters):
     assert all(log["policy/grad_norm"] > 0 for log in history)
 
 
+# catches: vLLM drawing what has no token; log-probs of it from before the bias
+def test_vllm_leaves_out_ids_without_a_token(vllm, run, letters):
+    wide = small_model("gpt_neox", vocab_size=40)
+    trainer = run(colocated(letters), model=wide, total_episodes=16)
+    trainer.train()
+    assert max(log["sampling/kl"] for log in logs(trainer)) < 1e-9
+    assert max(int(r.response_ids.max()) for r in rollouts(trainer)) < 12
+    bad = engines.Answer([2, 20], [-1.0, -1.0], "length")
+    with pytest.raises(ValueError, match="row 0 has the id 20, which has no token"):
+        engines.collect([bad], 1, trainer.sampling_settings)
+
+
 class Forgets(engines.VLLMEngine):
     "Wrong: only the first sync counts."
 
@@ -594,8 +615,6 @@ class TestSettings:
         "changes, match",
         [
             (dict(importance_sampling_cap=0.0), "importance_sampling_cap"),
-            (dict(top_k=5), "top_k"),
-            (dict(top_p=0.9), "top_p"),
             (dict(temperature=0.005), "temperature"),
             (dict(vllm_gpu_memory_utilization=1.5), "vllm_gpu_memory_utilization"),
         ],
@@ -609,8 +628,11 @@ class TestSettings:
         with pytest.raises(TypeError, match="PPOConfig has no vllm_mode"):
             ppo(use_vllm=True, vllm_mode="server")
 
-    def test_truncated_sampling_without_correction_is_allowed(self, vllm, ppo):
-        ppo(use_vllm=True, top_k=5, importance_sampling_correction=False).step()
+    # catches: a distribution that draws and another that is scored
+    @pytest.mark.parametrize("how", [dict(top_k=5), dict(top_p=0.9), dict(min_p=0.1)])
+    def test_truncated_sampling_is_refused(self, ppo, how):
+        with pytest.raises(TypeError, match="PPO draws from all tokens, which it scores under"):
+            ppo(**how)
 
     # catches: settings that are read by nobody
     def test_each_is_honoured(self, vllm, ppo):

@@ -170,7 +170,7 @@ def changes(tree: ast.AST) -> list[tuple[str, ast.AST]]:
         part
         for part in tree.body
         if isinstance(part, (ast.ClassDef, ast.FunctionDef))
-        and part.name not in ("Head", "plain_head", "logit_scale")
+        and part.name not in ("Head", "plain_head", "masked_bias", "logit_scale")
     ]
     nodes = [node for part in names for node in ast.walk(part)]
     for node in nodes:

@@ -112,7 +112,7 @@ def numbers_of(r: Rollout, cfg: Objective, how: str, last: bool, junk: float | N
     grads = [x.grad for x in leaves if x is not None and x.grad is not None]
     assert not any(g.masked_fill(own, 0.0).any() for g in grads), "learned where nothing was drawn"
     metrics = update_metrics(r, cfg, {k: float(x) for k, x in sums.items()}, [1.0])
-    metrics |= engine_metrics(r, r.engine_logprobs, cfg.importance_sampling_cap)
+    metrics |= engine_metrics(r, cfg)
     kept = {name: getattr(r, name) for name in MADE if getattr(r, name) is not None}
     kept = {name: pick_chosen(x, own) for name, x in kept.items()}
     return Numbers(kept, loss.detach(), [pick_chosen(g, own) for g in grads], dict(metrics))
@@ -138,6 +138,9 @@ def objectives(draw) -> Objective:
         entropy_coef=one(0.0, 0.1),
         importance_sampling_correction=one(True, False),
         importance_sampling_cap=one(2.0, None),
+        importance_sampling_mode=one(
+            "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
+        ),
         missing_eos_penalty=one(None, 0.7),
         **lambdas | turns,
     )

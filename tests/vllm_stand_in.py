@@ -36,6 +36,7 @@ class SamplingParams:
     logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    logit_bias: dict[int, float] | None = None
 
     def __post_init__(self):
         if 0 < self.temperature < 1e-2:
@@ -127,6 +128,8 @@ class Core:
                 z[seen] = torch.where(
                     z[seen] > 0, z[seen] / p.repetition_penalty, z[seen] * p.repetition_penalty
                 )
+            for i, more in (p.logit_bias or {}).items():
+                z[i] += max(-100.0, min(100.0, more))
             if p.temperature >= 1e-5:
                 z = z / p.temperature
             if p.top_k:

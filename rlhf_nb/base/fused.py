@@ -40,13 +40,17 @@ def plain_head(model: Any) -> Head | None:
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     hooks = head._forward_hooks, head._forward_pre_hooks, head._backward_hooks
     hooked = any(hooks) or head._backward_pre_hooks or "forward" in vars(head)
-    if type(head) is not nn.Linear or hooked:
+    parts = any(type(p) is not nn.Parameter for p in head.parameters())
+    capped = getattr(config, "final_logit_softcapping", None) is not None
+    if type(head) is not nn.Linear or hooked or parts or capped:
         return None
-    if any(type(p) is not nn.Parameter for p in head.parameters()):
-        return None
-    if getattr(config, "final_logit_softcapping", None) is not None:
-        return None
-    return Head(head.weight, head.bias, logit_scale(config))
+    bias = masked_bias(model, head.bias) if hasattr(model, "masked_ids") else head.bias
+    return Head(head.weight, bias, logit_scale(config))
+
+
+def masked_bias(model: Any, bias: Tensor | None) -> Tensor:
+    "A head's bias, -inf at the ids of `mask_ids`."
+    return model.masked_ids if bias is None else bias + model.masked_ids
 
 
 def fused_logprobs(
@@ -62,7 +66,6 @@ def fused_logprobs(
     if torch.is_autocast_enabled(device) and states.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
         states, weight = states.to(dtype), weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
     if device == "cpu" and weight.dtype in (torch.float32, torch.float64):
         rows = min(rows, max(ROWS, BLOCK // len(weight)))  # not in bf16: sums over blocks round
     return _Fused.apply(states, weight, bias, ids, temperature / head.scale, rows, entropy)
@@ -138,6 +141,6 @@ class _Fused(torch.autograd.Function):
 
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, divisor: float) -> Tensor:
     "[n, V] in float32 or wider, in one piece of memory where possible."
-    z = linear(states, weight, bias)
+    z = linear(states, weight, bias if bias is None else bias.to(weight.dtype))
     z = z if z.dtype == torch.float64 else z.float()
     return z if divisor == 1.0 else z.div_(divisor)

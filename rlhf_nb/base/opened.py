@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from rlhf_nb.base.fused import logit_scale
@@ -69,6 +69,36 @@ def attention_of(model: Any) -> str | None:
 def embedding_rows(model: Any) -> int:
     "How many ids a transformers model has an embedding for."
     return unwrap(model.get_input_embeddings()).num_embeddings
+
+
+def unused_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    "The ids that a model has an embedding for and its tokenizer no token: their text is empty."
+    used = {*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder}
+    return [i for i in range(embedding_rows(model)) if i not in used]
+
+
+def mask_ids(model: Any, ids: Sequence[int]) -> None:
+    """From now on these ids, and no others, have no probability in anything that the model returns:
+    their logits are -inf in its forward, in `project` and in a fused head. Nothing of it is
+    saved."""
+    inner = unwrap(model)
+    known = hasattr(inner, "masked_ids")
+    if known or len(ids):
+        mask = torch.zeros(embedding_rows(model), device=next(inner.parameters()).device)
+        mask[list(ids)] = -math.inf
+        inner.register_buffer("masked_ids", mask, persistent=False)
+    if len(ids) and not known:
+        inner.register_forward_hook(_mask_logits)
+
+
+def _mask_logits(model: nn.Module, args: tuple, output: Any) -> Any:
+    output.logits = output.logits + model.masked_ids.to(output.logits.dtype)
+    return output
+
+
+def _masked(model: Any, head: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    "A head whose logits are -inf at the ids of `mask_ids`."
+    return lambda hidden: (z := head(hidden)) + model.masked_ids.to(z.dtype)
 
 
 def unwrap(module: Any) -> Any:
@@ -257,7 +287,7 @@ def project(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
         z = head(hidden) if scale == 1.0 else head(hidden) * scale
         return z if cap is None else torch.tanh(z / cap) * cap
 
-    return logits
+    return _masked(model, logits) if hasattr(model, "masked_ids") else logits
 
 
 def body_of(model: Any) -> PreTrainedModel | None:

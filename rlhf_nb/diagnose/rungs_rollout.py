@@ -181,9 +181,7 @@ SURPRISING = 5.0  # standard errors: one false alarm in about two million
 )
 def sampling(subject: Subject) -> Finding:
     "Whether sampled tokens are as surprising as the distribution that they are scored by says."
-    args, hand = subject.args, subject.start.hand.policy
-    if args.top_k or args.top_p < 1:
-        return not_here("top_k or top_p truncates the distribution that tokens are drawn from")
+    hand = subject.start.hand.policy
     excess = sum((-x.logprobs - x.entropy).sum().item() for x in hand)
     error = math.sqrt(sum(x.surprise_var.sum().item() for x in hand))
     tokens = sum(len(x.logprobs) for x in hand)

@@ -433,8 +433,8 @@ def note_steps(run: UpdateTrace) -> None:
 
 def samples(trainer: PPOTrainer, batch: Any) -> Finding | None:
     "Two rollouts of one policy on the same prompts."
-    first, args = trainer.rollout(batch), trainer.args
-    if args.top_k or args.top_p < 1 or -first.logprobs[first.mask].sum() < CERTAIN:
+    first = trainer.rollout(batch)
+    if -first.logprobs[first.mask].sum() < CERTAIN:
         return None
     same = torch.equal(first.response_ids, trainer.rollout(batch).response_ids)
     return Finding(not same, "the same samples in two rollouts" if same else "new samples")

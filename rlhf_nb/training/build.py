@@ -17,7 +17,13 @@ from transformers.utils import logging
 from rlhf_nb.base.custom import CustomScorer, check_head
 from rlhf_nb.base.loading import explain_load_errors, pretrained_tokenizer
 from rlhf_nb.base.noise import ALWAYS_ON, check_steady, switch_off_noise
-from rlhf_nb.base.opened import accepted_inputs, embedding_rows, separable_model
+from rlhf_nb.base.opened import (
+    accepted_inputs,
+    embedding_rows,
+    mask_ids,
+    separable_model,
+    unused_ids,
+)
 from rlhf_nb.base.sharding import zero3_is_live
 from rlhf_nb.checkpoint import load_weights
 from rlhf_nb.estimators import ESTIMATORS
@@ -52,6 +58,7 @@ def build_policy(
 ) -> Any:
     "The policy, with the adapter that is to be trained. Raises ValueError where nothing learns."
     policy = add_adapter(fit_of(args)(load_policy(model), tokenizer), adapter, args.seed)
+    mask_ids(policy, unused_ids(policy, tokenizer))
     choose_adapter(policy, args)
     check_learns(policy, "policy")
     return policy
@@ -88,6 +95,7 @@ def build_reference(
         reference = once_more("ref_model", model, lambda: copy_frozen(policy), load_policy)
     else:
         return None
+    mask_ids(reference, unused_ids(reference, tokenizer))
     return switch_off_noise(reference, ALWAYS_ON)
 
 

@@ -26,6 +26,10 @@ VALUE = (
     "value_model=... is your own, share_value_trunk=True is one layer on the policy"
 )
 OUT = "leave it out: it is not needed here"
+ALL_TOKENS = (
+    "leave it out: PPO draws from all tokens, which it scores under. Those that are never drawn "
+    "would lose probability whatever is paid (course page 05, 'A truncated sampler')"
+)
 IMPORTS = renames("PPOv2Trainer=PPOTrainer PPOv2Config=PPOConfig") | {  # names that scripts import
     "AutoModelForCausalLMWithValueHead": VALUE,
     "AutoModelForSeq2SeqLMWithValueHead": VALUE + "; encoder-decoder models are not supported",
@@ -66,6 +70,7 @@ CONFIG = renames(  # fields of PPOConfig
     "is_peft_model": "peft_config of PPOTrainer",
     "is_encoder_decoder": "leave it out: encoder-decoder models are not supported",
     "reward_slot": "leave it out: the score is on the last token of the response",
+    **dict.fromkeys(("top_k", "top_p", "min_p"), ALL_TOKENS),
     "optimize_cuda_cache": OUT,
     "optimize_device_cache": OUT,
     "save_safetensors": OUT,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
 from rlhf_nb.base.encoding import encode_prompts
+from rlhf_nb.base.opened import mask_ids, unused_ids
 from rlhf_nb.base.terminal import terminal_text
 from rlhf_nb.masks import left_pad
 from rlhf_nb.rollout import Rollout, Sample, Sampling, sample, texts_of
@@ -73,7 +74,8 @@ def complete(
     if seed is not None:
         generator = torch.Generator(device).manual_seed(seed)
     how = response_length, tokenizer.pad_token_id, tuple(stop_ids), temperature
-    sampling = Sampling(*how, stop_strings=stop_strings)
+    mask_ids(model, unused := unused_ids(model, tokenizer))
+    sampling = Sampling(*how, stop_strings=stop_strings, unused_ids=unused)
     order, was_training = sorted(range(len(rows)), key=lambda i: len(rows[i])), model.training
     answers: dict[int, tuple] = {}  # by prompt: text, whether it stopped, length, all ids
     model.eval()

@@ -89,14 +89,6 @@ class PPOConfig(Objective, CheckedArguments):
     temperature: Annotated[float, Range(least=1e-3)] = setting(
         0.7, "Of the sampling, and of every log-prob.", Facts("sampling", names=True)
     )
-    top_k: Index = setting(
-        0, "Sample from the k most likely tokens. 0: from all.", Facts("sampling", names=True)
-    )
-    top_p: Annotated[float, Range(above=0, most=1)] = setting(
-        1.0,
-        "Sample from the most likely tokens that have this probability together. 1: from all.",
-        Facts("sampling", names=True),
-    )
     stop_token: Literal["eos"] | None = setting(
         None,
         "'eos': a response ends at the tokenizer's EOS token. None means the same unless "
@@ -504,16 +496,5 @@ def check_level(args: Any) -> None:  # PPOConfig, or its fields on a command lin
 
 def check_vllm(args: PPOConfig) -> None:
     "The settings of vLLM. Raises ValueError."
-
-    if not args.use_vllm:
-        return
-    if args.temperature < 0.01:
+    if args.use_vllm and args.temperature < 0.01:
         refuse(args, "temperature", "vLLM samples greedily below 0.01: give a higher one")
-    for name, off in (("top_k", 0), ("top_p", 1.0)):
-        if args.importance_sampling_correction and getattr(args, name) != off:
-            refuse(
-                args,
-                name,
-                f"tokens that are never drawn cannot be weighed: leave it at {off}, or set "
-                "importance_sampling_correction=False",
-            )

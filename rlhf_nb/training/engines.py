@@ -34,7 +34,9 @@ class Engine(Protocol):
     def generate(
         self, prompt_ids: Tensor, prompt_mask: Tensor, settings: Sampling
     ) -> tuple[Sample, Tensor | None]:
-        "A response to each prompt [B, P], and the engine's log-probs [B, T], zero on padding."
+        """A response to each prompt [B, P], and the engine's log-probs [B, T], zero on padding. One
+        that never draws `settings.unused_ids` has `skips_unused_ids = True`; another is refused
+        where there are some."""
 
     def close(self) -> None:
         "Free its memory and connections."
@@ -119,6 +121,8 @@ def converse(
 class CachedEngine:
     "The package's own sampler: samples from the model in training, token by token, with a cache."
 
+    skips_unused_ids = True
+
     def __init__(
         self,
         rows: int = 64,  # prompts in one batch
@@ -165,9 +169,21 @@ class CachedEngine:
         self.model = None
 
 
+def _check_skips(engine: Engine) -> None:
+    if not getattr(engine, "skips_unused_ids", False):
+        raise ValueError(
+            f"the policy has ids without a token, and {type(engine).__name__} may draw them: have "
+            "it leave out settings.unused_ids (logit_bias or allowed tokens in most engines) and "
+            "set its skips_unused_ids = True, or cut the embedding, "
+            "model.resize_token_embeddings(len(tokenizer))."
+        )
+
+
 @contextmanager
 def synced(engine: Engine, policy: nn.Module) -> Iterator[Engine]:
     "Inside, the engine has the policy's weights, and the policy is not in training."
+    if hasattr(unwrap(policy), "masked_ids"):
+        _check_skips(engine)
     policy.eval()  # a layer that recomputes its activations refuses a cache while it trains
     engine.sync(policy)
     try:
@@ -208,6 +224,8 @@ def _problem(row: int, answer: Answer, settings: Sampling) -> str | None:
             f"row {row} ended with {ended!r}, expected 'stop' or 'length': the engine was "
             "interrupted; sample again."
         )
+    if settings.unused_ids and (unused := {*settings.unused_ids}.intersection(ids)):
+        return f"row {row} has the id {unused.pop()}, which has no token: leave those out."
     stops = list(settings.stop_ids)
     if any(i in stops for i in ids[:-1]) or (ended == "length" and ids[-1] in stops):
         return (
@@ -361,6 +379,7 @@ def request(
         stop_token_ids=list(settings.stop_ids),
         ignore_eos=True,
         stop=stops,
+        logit_bias=dict.fromkeys(settings.unused_ids, -100.0) or None,  # the lowest that it takes
         include_stop_str_in_output=True,
         skip_special_tokens=False,
     )
@@ -385,6 +404,8 @@ def answer_of(one: Any) -> Answer:
 
 class VLLMEngine:
     "vLLM in this process, on this rank's GPU. Raises ImportError as `vllm_module` does."
+
+    skips_unused_ids = True
 
     def __init__(
         self,

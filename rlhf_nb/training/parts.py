@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_nb.base.opened import reads_end_to_end
+from rlhf_nb.base.opened import reads_end_to_end, unused_ids
 from rlhf_nb.forward import Forward, PolicyAndValue, cache_tokens
 from rlhf_nb.kl_control import AdaptiveKLController, FixedKLController
 from rlhf_nb.rollout import Sampling
@@ -21,8 +21,8 @@ def make_sampling(
     "How responses are drawn, and what ends them."
     stops = () if args.stop_strings else stop_tokens(tokenizer, args.stop_token_id, policy)
     length, pad_id = args.response_length, tokenizer.pad_token_id
-    how = args.temperature, args.top_k, args.top_p
-    return Sampling(length, pad_id, stops, *how, stop_texts(tokenizer, args.stop_strings))
+    texts, unused = stop_texts(tokenizer, args.stop_strings), unused_ids(policy, tokenizer)
+    return Sampling(length, pad_id, stops, args.temperature, stop_strings=texts, unused_ids=unused)
 
 
 def make_controller(args: PPOConfig) -> FixedKLController:
