@@ -37,7 +37,13 @@ from .rollout import Rollout
 from .scoring import score_ids, score_rollout, score_texts, score_tokens, step_ends
 from .training.config import PPOConfig
 from .training.layout import Layout, Measure, Placed, unshard_root
-from .training.model_loading import load_scorer, load_tokenizer, load_whole
+from rlhf_nb.training.model_loading import (
+    check_trained_head,
+    load_scorer,
+    load_tokenizer,
+    load_whole,
+    no_reward_head,
+)
 from .turns import check_paid_on, keep_chosen, paid_turns, pick_chosen, until_last_chosen
 
 # %% auto #0
@@ -66,11 +72,7 @@ def load_judge(
             " or 'step' (two, wrong and right)."
         )
     if not has_head:
-        raise ValueError(
-            f"{name} has no reward head, so its scores would be random: it is a language model. "
-            f"Train a reward model from it, rlhf-nb reward --model_name_or_path {name}, and give "
-            "its folder."
-        )
+        raise no_reward_head(name)
     return judge
 
 
@@ -283,6 +285,7 @@ class Judges:
                     judge = load_judge(str(judge), level)
                 elif level == "response":
                     judge = load_scorer(judge)
+                    check_trained_head(judge)
                 if level != "response":
                     _check_token_judge(judge, level)
                 judge.eval().requires_grad_(False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 from functools import lru_cache, partial
@@ -542,3 +543,17 @@ def test_a_checkpoint_that_cannot_be_this_runs_is_refused(half, tmp_path):
     trainer.eval_dataset = dict(one=Dataset.from_dict(dict(prompt=["b"])))
     assert before.keys() == trainer.identity().keys() and before != trainer.identity()
     trainer.eval_dataset = None
+
+
+# catches: a warm-up that the run ends in, without a word; a warning of one that it does not
+@pytest.mark.parametrize(
+    "updates, warmup, kind, rate",
+    [(3, 3, "linear", "67%"), (2, 9, "cosine", "11%"), (3, 2, "linear", ""), (3, 0.9, "linear", "")]
+    + [(3, 9, "constant", "")],
+)
+def test_a_warm_up_beyond_the_run_is_named(ppo, caplog, updates, warmup, kind, rate):
+    trainer = ppo(total_episodes=8 * updates, warmup_steps=warmup, lr_scheduler_type=kind)
+    trainer.prepare()
+    wanted = f"warmup_steps is {warmup} and the run has {updates} steps: the .* ends at {rate} of"
+    told = [x.message for x in caplog.records if "warmup_steps" in x.message]
+    assert len(told) == bool(rate) and all(re.match(wanted, text) for text in told)

@@ -141,7 +141,7 @@ def sft_args(s: DemoSettings, folder: Path, epochs: float = 1.5) -> SFTConfig:
             s,
             folder,
             learning_rate=3e-3,
-            warmup_steps=50,
+            warmup_steps=min(50, int(epochs * s.posts) // 128),  # a quarter of a short run
             per_device_train_batch_size=32,
             num_train_epochs=epochs,
             logging_steps=20,
@@ -215,7 +215,7 @@ def reward_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenize
                 s,
                 folder,
                 learning_rate=1e-3,
-                warmup_steps=50,
+                warmup_steps=min(50, len(pairs["train"]) // 32),
                 per_device_train_batch_size=8,
                 num_train_epochs=1,
                 logging_steps=50,

@@ -27,6 +27,7 @@ from rlhf_nb.base.custom import CustomScorer, as_scorer, linear_head
 from rlhf_nb.base.encoding import encode_prompts, plain_ids
 from rlhf_nb.base.loading import (
     NOT_AT_THE_LAST,
+    check_placed,
     check_policy,
     check_scorer,
     check_weights,
@@ -250,7 +251,9 @@ def load_whole(kind: Any, name: str, **kwargs: Any) -> tuple[PreTrainedModel, bo
             x[0] for key, x in saved.items() if re.search(rf"\b{part}(\.base_layer)?\.weight$", key)
         ]
         grow_embedding(base, max(rows, default=0))  # they may have grown for a pad token
-        model = merge_adapter(peft.PeftModel.from_pretrained(base, name, config=config))
+        model = peft.PeftModel.from_pretrained(base, name, config=config)
+    check_placed(name, (key.removeprefix("base_model.model.") for key in saved), unwrap(model))
+    model = merge_adapter(model)
     model.requires_grad_(True)  # as any model that was loaded; peft has frozen it
     model.name_or_path = model.config.name_or_path = name  # what the next adapter is put on
     if (kept := Path(name) / CENTER).is_file():
@@ -285,7 +288,25 @@ def fresh_head(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
         nn.init.normal_(head.weight, std=(head.in_features + 1) ** -0.5)
         if head.bias is not None:
             nn.init.zeros_(head.bias)
+        head.drawn = head.weight.detach().clone()  # by which one that was never trained is known
     return model
+
+
+def no_reward_head(name: str) -> ValueError:
+    "Of a judge whose scores would be random."
+    return ValueError(
+        f"{name} has no reward head, so its scores would be random: it is a language model. "
+        f"Train a reward model from it, rlhf-nb reward --model_name_or_path {name}, and give its "
+        "folder."
+    )
+
+
+def check_trained_head(judge: Any) -> None:
+    "Raises ValueError where the head is still the one that `fresh_head` drew."
+    head: Any = unwrap(linear_head(judge))
+    drawn = getattr(head, "drawn", None)
+    if drawn is not None and torch.equal(drawn.to(head.weight), head.weight):
+        raise no_reward_head(getattr(judge, "name_or_path", "") or type(judge).__name__)
 
 
 def load_scorer(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:

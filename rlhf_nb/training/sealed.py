@@ -44,7 +44,7 @@ from rlhf_nb.training.folders import (
     writing,
 )
 from rlhf_nb.training.hub import asking_for_repository, pushing
-from rlhf_nb.training.optimizers import check_optimizer, inner_optimizer
+from rlhf_nb.training.optimizers import check_optimizer, inner_optimizer, warn_of_warm_up
 from rlhf_nb.training.precision import check_learns, warn_of_half
 from rlhf_nb.training.resume import (
     apply_new_rates,
@@ -407,9 +407,11 @@ class SealedTrainer(Trainer):
             check_optimizer(self.optimizer, self.lr_scheduler, model or self.model)
         return super().create_optimizer(*([] if model is None else [model]))
 
-    def create_scheduler(self, *given: Any, **more: Any) -> Any:
+    def create_scheduler(self, num_training_steps: int, *given: Any, **more: Any) -> Any:
         "Trainer's; what this run's settings make of the optimizer is kept for a resume."
-        scheduler: Any = super().create_scheduler(*given, **more)
+        scheduler: Any = super().create_scheduler(num_training_steps, *given, **more)
+        warm_up = self.args.get_warmup_steps(num_training_steps)
+        warn_of_warm_up(scheduler, warm_up, num_training_steps)
         groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
         self.fresh_groups = [{**group} for group in groups]
         return scheduler
