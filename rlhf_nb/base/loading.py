@@ -233,9 +233,9 @@ def check_placed(name: str, keys: Iterable[str], model: Any) -> None:
     body = f"{getattr(model, 'base_model_prefix', 'base_model')}."
     if wrong := sorted(filter(is_left_out, keys)):
         raise ValueError(
-            f"{name} has {len(wrong)} weights that {type(model).__name__} has no place for, such as "
-            f"{', '.join(wrong[:3])}: they are of a larger model, and would be left out. Put back "
-            "the config.json, or the base model of an adapter, that they were saved with."
+            f"{name} has {len(wrong)} weights that {type(model).__name__} has no place for, such "
+            f"as {', '.join(wrong[:3])}: they are of a larger model, and would be left out. Put "
+            "back the config.json, or the base model of an adapter, that they were saved with."
         )
 
 

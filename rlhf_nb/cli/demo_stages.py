@@ -379,7 +379,8 @@ def judge_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizer
                 frame = completions_table(with_scores(made, reward_model, tokenizer))
                 frame["gold"] = [v.gold for v in golds]
                 frame["reference"] = list(posts["completion"])
-                frame.to_csv(run.folder / "completions" / f"{name}.csv", index=False)
+                table = run.folder / "completions" / f"{name}.csv"
+                write_text_atomic(table, frame.to_csv(index=False))
     paired = [paired_row(won["ppo", t], won["sft", t], t) for t in (0.01, 1.0)]
     results = dict(
         kind=kind_of(s),

@@ -242,9 +242,9 @@ def judge_command(words: Sequence[str]) -> None:
         both_orders=not options.one_order,
         seed=options.seed,
     )
+    print(report)  # also where the file cannot be written
     if options.output is not None:
         write_verdicts(options.output, shown, theirs, report.scores)
-    print(report)
 
 
 def reference(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -26,7 +27,7 @@ from torch import nn
 from transformers import TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from rlhf_nb.base.files import DEMO_MARK, no_disk
+from rlhf_nb.base.files import DEMO_MARK, no_disk, written_to
 from rlhf_nb.base.sharding import (
     between_ranks,
     full_shape,
@@ -42,14 +43,32 @@ LOCK, OWNER = "_run.lock", "_run.owner"
 LOGS = ("metrics.jsonl", "trainer_state.json", "rollouts", "completions")
 WEIGHTS = ("model*.safetensors*", "adapter_model*", "pytorch_model*.bin*")
 MODEL = (*WEIGHTS, "*config.json", "tokenizer*", "README.md", MANIFEST, "value")  # and vocabularies
-WROTE: dict[Path, Any] = {}  # folder -> args of the trainer that trained there last
-SAVED: dict[Path, Any] = {}  # the same, of the one that saved a model there
+WROTE = defaultdict[Path, list[Any]](list)  # path -> args of its writers, the last last
+SAVED: dict[Path, Any] = {}  # folder -> args of the trainer that saved a model there
+ONE_THREAD, TRAINING = threading.RLock(), list[Path]()  # the folders of the one that holds it
 NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP}  # a disk that has no locks
 ENDS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 AGAIN = 2.0  # seconds after which a second signal counts: a launcher passes the first one on
 
 
 # ---- Whose it is ----
+
+
+@contextmanager
+def one_thread(folder: Path) -> Iterator[None]:
+    "No other thread trains meanwhile. Raises RuntimeError: both would draw torch's random numbers."
+    if not ONE_THREAD.acquire(blocking=False):
+        raise RuntimeError(
+            f"{folder} cannot train while another thread of this process trains in "
+            f"{', '.join({*map(str, TRAINING)})}: both draw from torch's random numbers, and no "
+            "run could be repeated. Train one after the other, or in processes of their own."
+        )
+    TRAINING.append(folder)
+    try:
+        yield
+    finally:
+        TRAINING.pop()
+        ONE_THREAD.release()
 
 
 @contextmanager
@@ -69,8 +88,9 @@ def run_lock(folder: Path) -> Iterator[None]:
         if error.errno not in NO_LOCKS:
             raise
         logger.warning(f"{folder / LOCK} cannot be locked ({error}): two runs are not noticed.")
-    owner.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
     try:
+        with written_to(owner):
+            owner.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
         yield
     finally:
         with suppress(PermissionError):  # Windows keeps an open file
@@ -176,9 +196,34 @@ def logs_in(folder: Path) -> list[Path]:
 def earlier_logs(folder: Path, trainer: Any) -> list[Path]:
     "Logs that a trainer which begins there has not written, by hand or in a run before."
     by_hand = trainer.state.log_history or getattr(trainer, "update_count", 0)
-    last = WROTE.get(folder.resolve(), trainer.args if by_hand else None)
-    WROTE[folder.resolve()] = trainer.args
+    wrote = WROTE[folder.resolve()]
+    last = wrote[-1] if wrote else trainer.args if by_hand else None
+    for path in (folder, *map(folder.joinpath, LOGS)):
+        WROTE[path.resolve()].append(trainer.args)
     return trainer.earlier if last is trainer.args else logs_in(folder)
+
+
+def claim(place: Path, trainer: Any) -> None:
+    """What is in a run's rollouts or completions is moved aside where a trainer that writes there,
+    by hand too, has not written it. Raises ValueError where another run is in the folder, or
+    another trainer has written there since this one did."""
+    wrote, args, folder = WROTE[place.resolve()], trainer.args, place.parent
+    if wrote and wrote[-1] is args:
+        return
+    if any(one is args for one in wrote):
+        raise ValueError(
+            f"another trainer has begun in {folder} since: its {place.name} are there now. Give "
+            "each an output_dir of its own."
+        )
+
+    def begin() -> None:
+        with run_lock(folder):
+            move_aside(folder, [place])
+
+    run_on_ranks(args.should_save, begin)
+    for path in (folder, place):
+        WROTE[path.resolve()].append(args)
+    trainer.earlier = [path for path in trainer.earlier if path != place]
 
 
 def model_in(folder: Path) -> set[Path]:

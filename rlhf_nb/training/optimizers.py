@@ -50,7 +50,7 @@ def warn_of_warm_up(scheduler: Any, warm_up: int, steps: int) -> None:
     factor = getattr(scheduler, "lr_lambdas", [lambda step: 1.0])[0]
     if warm_up >= steps > 0 and (reached := factor(steps - 1)) < 1:
         logger.warning(
-            f"warmup_steps is {warm_up} and the run has {steps} steps: the learning rate ends at "
-            f"{reached:.0%} of the one that was set. Lower warmup_steps (below 1 it is a share of "
-            "all steps), or train longer."
+            f"the warm-up (warmup_steps) has {warm_up} steps and the run {steps}: the learning "
+            f"rate ends at {reached:.0%} of the one that was set. Lower warmup_steps (below 1 it "
+            "is a share of all steps), or train longer."
         )

@@ -8,6 +8,7 @@ import copy
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from transformers.trainer_utils import has_length, rotate_checkpoints
 from transformers.utils import logging
 
 from rlhf_nb import __version__
+from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.base.sharding import full_tensor, run_on_ranks, take_from_first_rank
 from rlhf_nb.checkpoint import PARTIAL, seal, stage_folder, verify
 from rlhf_nb.training.compat import add_metadata
@@ -36,6 +38,7 @@ from rlhf_nb.training.folders import (
     find_best,
     logs_in,
     lost_ranks,
+    one_thread,
     report_early_end,
     run_lock,
     saving,
@@ -338,6 +341,7 @@ class SealedTrainer(Trainer):
         in it, OSError where it takes no more; Ctrl-C and SIGTERM save a checkpoint first."""
         args, folder, stop = self.args, self.output_dir, Stop(self.args.save_strategy != "no")
         with ExitStack() as inside:
+            inside.enter_context(one_thread(folder))
             inside.enter_context(report_early_end(folder, stop))
             inside.enter_context(lost_ranks(args, lambda: self.state.global_step))
             check_shared_disk(args)
@@ -505,6 +509,13 @@ class SealedTrainer(Trainer):
         if self.args.push_to_hub and not _internal_call:
             with pushing(self.args):
                 self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def save_state(self) -> None:
+        "Trainer's; the file is there whole, or as it was."
+        text = json.dumps(asdict(self.state), indent=2, sort_keys=True) + "\n"
+        if self.is_world_process_zero():
+            with writing(self.output_dir):
+                write_text_atomic(self.output_dir / "trainer_state.json", text)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self.stage is None:  # else the folder must have its final name first
