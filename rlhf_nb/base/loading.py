@@ -162,8 +162,7 @@ def check_policy(model: Any) -> None:
     check_decoder(config, kind)
     if isinstance(inner, PreTrainedModel) and inner.get_output_embeddings() is None:
         raise ValueError(
-            f"{kind} writes no tokens: it has no language-model head. Give a model of "
-            "AutoModelForCausalLM."
+            f"{kind} has no language-model head, so it writes no tokens: give a causal one."
         )
     if reads_both_ways(config):
         raise ValueError(
@@ -218,24 +217,23 @@ def check_class(config: PreTrainedConfig, kind: Any, name: str) -> None:
 
 
 def check_placed(name: str, keys: Iterable[str], model: Any) -> None:
-    """Raises ValueError on saved weights of a layer, or of a bias, that the model is without. What
-    is beside its body, such as another head, a buffer or a pooler, may be left out."""
+    """Raises ValueError on saved weights of a layer, or of a bias, that the body of a model is
+    without. What is beside it, such as another head, a buffer or a pooler, may be left out."""
 
     def is_left_out(key: str) -> bool:
-        *path, last = key.removeprefix(body).split(".")  # a body may be saved alone
-        part = model.base_model
+        part, (*path, last) = model.base_model, key.removeprefix(body).split(".")
         for step in path:
             if (below := dict(part.named_children()).get(step)) is None:
                 return isinstance(part, nn.ModuleList)
             part = below
         return getattr(part, last, part) is None
 
-    body = f"{getattr(model, 'base_model_prefix', 'base_model')}."
+    body = f"{model.base_model_prefix}."  # which may be saved alone
     if wrong := sorted(filter(is_left_out, keys)):
         raise ValueError(
             f"{name} has {len(wrong)} weights that {type(model).__name__} has no place for, such "
-            f"as {', '.join(wrong[:3])}: they are of a larger model, and would be left out. Put "
-            "back the config.json, or the base model of an adapter, that they were saved with."
+            f"as {', '.join(wrong[:3])}. Put back the config.json, or the base model of an "
+            "adapter, that they were saved with."
         )
 
 

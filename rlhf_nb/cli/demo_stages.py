@@ -107,8 +107,7 @@ def starting_folder(s: DemoSettings) -> str:
 
 
 def world_of(s: DemoSettings) -> tuple[DatasetDict, PreTrainedTokenizerBase]:
-    """Posts, references and the tokenizer. They depend on the settings alone, so each run makes
-    them."""
+    "Posts, references and the tokenizer: each run makes them, from the settings alone."
     world = mini_tldr(s.seed, s.posts, max(s.validation_posts, 500), s.eval_posts)
     if start := starting_folder(s):
         return world, load_tokenizer(start)
@@ -273,8 +272,7 @@ def with_scores(
 
 
 class GoldCallback(TrainerCallback):
-    """Now and then the gold judge reads validation posts. Its verdicts go to metrics.jsonl, and not
-    to the trainer."""
+    "Now and then the gold judge reads validation posts, for metrics.jsonl, not for the trainer."
 
     def __init__(
         self,

@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -43,7 +42,7 @@ LOCK, OWNER = "_run.lock", "_run.owner"
 LOGS = ("metrics.jsonl", "trainer_state.json", "rollouts", "completions")
 WEIGHTS = ("model*.safetensors*", "adapter_model*", "pytorch_model*.bin*")
 MODEL = (*WEIGHTS, "*config.json", "tokenizer*", "README.md", MANIFEST, "value")  # and vocabularies
-WROTE = defaultdict[Path, list[Any]](list)  # path -> args of its writers, the last last
+WROTE: dict[Path, Any] = {}  # folder or log -> args of the trainer that wrote it last
 SAVED: dict[Path, Any] = {}  # folder -> args of the trainer that saved a model there
 ONE_THREAD, TRAINING = threading.RLock(), list[Path]()  # the folders of the one that holds it
 NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP}  # a disk that has no locks
@@ -56,12 +55,11 @@ AGAIN = 2.0  # seconds after which a second signal counts: a launcher passes the
 
 @contextmanager
 def one_thread(folder: Path) -> Iterator[None]:
-    "No other thread trains meanwhile. Raises RuntimeError: both would draw torch's random numbers."
+    "Raises RuntimeError where another thread trains: both would draw torch's random numbers."
     if not ONE_THREAD.acquire(blocking=False):
         raise RuntimeError(
-            f"{folder} cannot train while another thread of this process trains in "
-            f"{', '.join({*map(str, TRAINING)})}: both draw from torch's random numbers, and no "
-            "run could be repeated. Train one after the other, or in processes of their own."
+            f"{folder} cannot train while another thread trains in {TRAINING[-1]}: both draw from "
+            "torch's random numbers. Train one after the other, or in processes of their own."
         )
     TRAINING.append(folder)
     try:
@@ -196,33 +194,24 @@ def logs_in(folder: Path) -> list[Path]:
 def earlier_logs(folder: Path, trainer: Any) -> list[Path]:
     "Logs that a trainer which begins there has not written, by hand or in a run before."
     by_hand = trainer.state.log_history or getattr(trainer, "update_count", 0)
-    wrote = WROTE[folder.resolve()]
-    last = wrote[-1] if wrote else trainer.args if by_hand else None
+    last = WROTE.get(folder.resolve(), trainer.args if by_hand else None)
     for path in (folder, *map(folder.joinpath, LOGS)):
-        WROTE[path.resolve()].append(trainer.args)
+        WROTE[path.resolve()] = trainer.args
     return trainer.earlier if last is trainer.args else logs_in(folder)
 
 
 def claim(place: Path, trainer: Any) -> None:
-    """What is in a run's rollouts or completions is moved aside where a trainer that writes there,
-    by hand too, has not written it. Raises ValueError where another run is in the folder, or
-    another trainer has written there since this one did."""
-    wrote, args, folder = WROTE[place.resolve()], trainer.args, place.parent
-    if wrote and wrote[-1] is args:
+    """Rollouts or completions that a trainer has not written are moved aside before it writes by
+    hand. Raises ValueError where another run is in the folder."""
+    if WROTE.get(place.resolve()) is trainer.args:
         return
-    if any(one is args for one in wrote):
-        raise ValueError(
-            f"another trainer has begun in {folder} since: its {place.name} are there now. Give "
-            "each an output_dir of its own."
-        )
 
     def begin() -> None:
-        with run_lock(folder):
-            move_aside(folder, [place])
+        with run_lock(place.parent):
+            move_aside(place.parent, [place])
 
-    run_on_ranks(args.should_save, begin)
-    for path in (folder, place):
-        WROTE[path.resolve()].append(args)
+    run_on_ranks(trainer.args.should_save, begin)
+    WROTE[place.resolve()] = WROTE[place.parent.resolve()] = trainer.args
     trainer.earlier = [path for path in trainer.earlier if path != place]
 
 
@@ -309,8 +298,7 @@ def set_aside(folder: Path, resume: Path) -> None:
 
 class Stop:
     """Ctrl-C, SIGTERM and SIGHUP, while a run trains in the main thread: the first lets the step
-    finish, so that a checkpoint can be written; a second one, or a run that saves none, ends at
-    once."""
+    finish, for a checkpoint; a second one, or the first of a run that saves none, ends at once."""
 
     def __init__(self, saves: bool):
         self.saves, self.number, self.since = saves, 0, 0.0

@@ -7,9 +7,7 @@ from typing import Any
 from accelerate.optimizer import AcceleratedOptimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import optimization
-from transformers.utils import logging
 
-logger = logging.get_logger(__name__)
 # schedules that a metric of an evaluation steps; GreedyLR is not in every release
 BY_METRIC = (ReduceLROnPlateau, *filter(None, [getattr(optimization, "GreedyLR", None)]))
 
@@ -42,15 +40,4 @@ def check_optimizer(optimizer: Any, scheduler: Any, model: Any) -> None:
         raise ValueError(
             f"the lr_scheduler is at its end, after {scheduler.last_epoch} steps, with a learning "
             "rate of 0: give optimizers=(optimizer, None), and a new schedule is made."
-        )
-
-
-def warn_of_warm_up(scheduler: Any, warm_up: int, steps: int) -> None:
-    "Logs that a run ends before its learning rate is the one that was set."
-    factor = getattr(scheduler, "lr_lambdas", [lambda step: 1.0])[0]
-    if warm_up >= steps > 0 and (reached := factor(steps - 1)) < 1:
-        logger.warning(
-            f"the warm-up (warmup_steps) has {warm_up} steps and the run {steps}: the learning "
-            f"rate ends at {reached:.0%} of the one that was set. Lower warmup_steps (below 1 it "
-            "is a share of all steps), or train longer."
         )

@@ -65,8 +65,7 @@ def as_bytes(column: Any) -> bytes:
 
 
 def fingerprint_data(data: Any) -> str | None:
-    """Number of rows and a hash of all of them in their order; of a stream, its first rows, which
-    are read here once more than by the run. None for anything else."""
+    "Rows and a hash of all in their order; of a stream, of its first ones. None for anything else."
     if isinstance(data, IterableDataset):
         with random_state_kept():
             return f"a stream that begins with {digest(repr([*islice(data, 64)]).encode())}"

@@ -8,7 +8,6 @@ import copy
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from transformers.trainer_utils import has_length, rotate_checkpoints
 from transformers.utils import logging
 
 from rlhf_nb import __version__
-from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.base.sharding import full_tensor, run_on_ranks, take_from_first_rank
 from rlhf_nb.checkpoint import PARTIAL, seal, stage_folder, verify
 from rlhf_nb.training.compat import add_metadata
@@ -47,8 +45,8 @@ from rlhf_nb.training.folders import (
     writing,
 )
 from rlhf_nb.training.hub import asking_for_repository, pushing
-from rlhf_nb.training.optimizers import check_optimizer, inner_optimizer, warn_of_warm_up
-from rlhf_nb.training.precision import check_learns, warn_of_half
+from rlhf_nb.training.optimizers import check_optimizer, inner_optimizer
+from rlhf_nb.training.precision import check_learns, warn_of_half, warn_of_warm_up
 from rlhf_nb.training.resume import (
     apply_new_rates,
     changes_since,
@@ -382,8 +380,7 @@ class SealedTrainer(Trainer):
     # ---- resuming ----
 
     def check_checkpoint(self, folder: Path) -> None:
-        """Raises ValueError where a checkpoint is damaged, holds weights alone, or is of another
-        run. What differs and may is logged, and named in the model card."""
+        "Log what differs from a checkpoint, for the card too. Raises ValueError on what may not."
         changes, self.changes = changes_since(folder, self.named or {}, self.args)
         self.changed = set(changes)
         if changes:
@@ -414,8 +411,7 @@ class SealedTrainer(Trainer):
     def create_scheduler(self, num_training_steps: int, *given: Any, **more: Any) -> Any:
         "Trainer's; what this run's settings make of the optimizer is kept for a resume."
         scheduler: Any = super().create_scheduler(num_training_steps, *given, **more)
-        warm_up = self.args.get_warmup_steps(num_training_steps)
-        warn_of_warm_up(scheduler, warm_up, num_training_steps)
+        warn_of_warm_up(scheduler, self.args, num_training_steps)
         groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
         self.fresh_groups = [{**group} for group in groups]
         return scheduler
@@ -509,13 +505,6 @@ class SealedTrainer(Trainer):
         if self.args.push_to_hub and not _internal_call:
             with pushing(self.args):
                 self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
-
-    def save_state(self) -> None:
-        "Trainer's; the file is there whole, or as it was."
-        text = json.dumps(asdict(self.state), indent=2, sort_keys=True) + "\n"
-        if self.is_world_process_zero():
-            with writing(self.output_dir):
-                write_text_atomic(self.output_dir / "trainer_state.json", text)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self.stage is None:  # else the folder must have its final name first
