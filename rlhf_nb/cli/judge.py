@@ -242,9 +242,11 @@ def judge_command(words: Sequence[str]) -> None:
         both_orders=not options.one_order,
         seed=options.seed,
     )
-    print(report)  # also where the file cannot be written
-    if options.output is not None:
-        write_verdicts(options.output, shown, theirs, report.scores)
+    try:
+        if options.output is not None:
+            write_verdicts(options.output, shown, theirs, report.scores)
+    finally:  # also where the file cannot be written
+        print(report)
 
 
 def reference(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
