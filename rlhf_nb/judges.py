@@ -37,7 +37,7 @@ from .rollout import Rollout
 from .scoring import score_ids, score_rollout, score_texts, score_tokens, step_ends
 from .training.config import PPOConfig
 from .training.layout import Layout, Measure, Placed, unshard_root
-from .training.model_loading import load_scorer, load_tokenizer, load_whole
+from .training.model_loading import check_judge_head, load_scorer, load_tokenizer, load_whole
 from .turns import check_paid_on, keep_chosen, paid_turns, pick_chosen, until_last_chosen
 
 # %% auto #0
@@ -65,12 +65,7 @@ def load_judge(
             f"{name} holds {saved}, a classifier of tokens: set reward_level to 'token' (one label)"
             " or 'step' (two, wrong and right)."
         )
-    if not has_head:
-        raise ValueError(
-            f"{name} has no reward head, so its scores would be random: it is a language model. "
-            f"Train a reward model from it, rlhf-nb reward --model_name_or_path {name}, and give "
-            "its folder."
-        )
+    check_judge_head(judge, has_head)
     return judge
 
 
@@ -283,6 +278,7 @@ class Judges:
                     judge = load_judge(str(judge), level)
                 elif level == "response":
                     judge = load_scorer(judge)
+                    check_judge_head(judge)
                 if level != "response":
                     _check_token_judge(judge, level)
                 judge.eval().requires_grad_(False)

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .base.encoding import token_spans
-from .base.files import from_json, to_json
+from .base.files import from_json, to_json, whole_file
 from .packing import check_left_padded, score_sums
 from .sampling import Sampling, Writing, draw_tokens, has_cache
 
@@ -308,9 +308,9 @@ def save_rollout(r: Rollout, path: Path) -> Path:
         name: x.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, x in tensors.items()
     }
-    beside = path.with_name(path.name + ".partial")
-    save_file(plain, beside, metadata=dict(schema=SCHEMA, described=to_json(described)))
-    return beside.replace(path)
+    with whole_file(path) as beside:
+        save_file(plain, beside, metadata=dict(schema=SCHEMA, described=to_json(described)))
+    return path
 
 
 def _misfit(r: Rollout) -> str | None:

@@ -53,6 +53,7 @@ from rlhf_nb.training.completions import (
 )
 from .training.config import PPOConfig, check_args, check_estimator
 from .training.engines import CachedEngine, Engine, VLLMEngine, synced
+from .training.folders import one_thread
 from .training.layout import layer_by_layer
 from .training.loop import UpdateTrainer
 from .training.model_loading import load_tokenizer
@@ -178,18 +179,19 @@ class PPOTrainer(UpdateTrainer):
         "One update, timed. Without a batch, on the next one of the training prompts."
         if old:
             refuse_step()
-        self.prepare()
-        batch, times = self.next_batch() if batch is None else batch, [time.perf_counter()]
-        with lower_layers_once(self.pair.policy):
-            r = self.rollout(batch)
-            times.append(time.perf_counter())
-            r = self.score(r)
-            times.append(time.perf_counter())
-            r = self.advantages(r)
-            if self.args.save_rollouts:
-                save_rollout(r, self.args, self.update_count)
-            metrics = self.update(r)
-            times.append(time.perf_counter())
+        with one_thread(self.output_dir):
+            self.prepare()
+            batch, times = self.next_batch() if batch is None else batch, [time.perf_counter()]
+            with lower_layers_once(self.pair.policy):
+                r = self.rollout(batch)
+                times.append(time.perf_counter())
+                r = self.score(r)
+                times.append(time.perf_counter())
+                r = self.advantages(r)
+                if self.args.save_rollouts:
+                    save_rollout(r, self)
+                metrics = self.update(r)
+                times.append(time.perf_counter())
         for i, phase in enumerate(("rollout", "score", "update")):
             metrics[f"time/{phase}"] = times[i + 1] - times[i]
         tokens = self.layout.sum(r.policy_mask.sum()).item()

@@ -6,7 +6,9 @@ from __future__ import annotations
 import bz2
 import copy
 import gzip
+import json
 import lzma
+import shutil
 import sys
 from fractions import Fraction
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from ppo_fixtures import PROMPTS, SIZES, likes_c, weights
 from safetensors.torch import load_file, save_file
 from small_models import WIDTHS, small_model
@@ -353,6 +356,8 @@ def saved(letters, tmp_path):
     for name, changed in dict(less={}, shape={body: torch.zeros(3)}).items():
         others = {key: x for key, x in weights.items() if key != body}
         save_file(others | changed, tmp_path / name / "model.safetensors", dict(format="pt"))
+    tiny_policy(letters, 0, **SIZES | dict(num_hidden_layers=2)).save_pretrained(tmp_path / "more")
+    shutil.copy(tmp_path / "whole/config.json", tmp_path / "more")
     (tmp_path / "broken/config.json").write_text("{")
     (tmp_path / "unknown/config.json").write_text('{"model_type": "no such"}')
     (tmp_path / "nothing").mkdir()
@@ -370,6 +375,7 @@ WRONG = dict(
     empty="damaged: copy it again",
     less="lacks 1 weights of GPTNeoX.*mlp.*would be random",
     shape="lacks 1 weights of GPTNeoX.*another shape",
+    more=r"has 12 weights that GPTNeoX\w+ has no place for, such as gpt_neox.layers.1.*, .*, ",
     broken="cannot be loaded: .*not a valid JSON",
     unknown="cannot be loaded: .*no such",
     nothing="has no config.json",
@@ -385,6 +391,45 @@ def test_what_is_no_model_is_told_in_one_line(saved, load, what):
     with pytest.raises((ValueError, OSError), match=WRONG[what]) as error:
         load(str(saved / what))
     assert len(str(error.value).splitlines()) == 1 and str(saved / what) in str(error.value)
+
+
+# catches: a reward model of fewer layers than it was trained with, a bias or an adapter left out; a
+# head, a buffer or a pooler beside the model that is refused
+@pytest.mark.parametrize("load", [load_policy, load_scorer, load_reward_model])
+def test_weights_without_a_place_are_named_and_extras_are_not(saved, letters, load):
+    deep = tiny_policy(letters, 0, **SIZES | dict(num_hidden_layers=2))
+    for name, model in dict(scorer=scorer_from(deep, 0), body=deep.base_model).items():
+        model.save_pretrained(saved / name)
+        shutil.copy(saved / "reward/config.json", saved / name)
+    get_peft_model(deep, LoraConfig(target_modules=["dense"])).save_pretrained(saved / "adapter")
+    adapter = json.loads((saved / "adapter/adapter_config.json").read_text())
+    adapter |= dict(base_model_name_or_path=str(saved / "whole"))
+    (saved / "adapter/adapter_config.json").write_text(json.dumps(adapter))
+    for name in ("adapter", *["scorer", "body"] * (load is not load_policy)):
+        with pytest.raises(ValueError, match=f"{saved / name} has .* no place for, .*layers.1"):
+            load(str(saved / name))
+
+    small_model("llama").save_pretrained(saved / "llama")
+    file = saved / "llama/model.safetensors"
+    layer, weights = "model.layers.0.self_attn", load_file(file)
+    extras = ("rotary_emb.inv_freq", "masked_bias", "k_proj.weight_scale")
+    names = "v_head.bias", "score.bias", "model.pooler.weight", *(f"{layer}.{x}" for x in extras)
+    save_file(weights | {name: torch.zeros(1) for name in names}, file, dict(format="pt"))
+    load(str(saved / "llama"))
+    save_file(weights | {f"{layer}.q_proj.bias": torch.zeros(16)}, file, dict(format="pt"))
+    with pytest.raises(ValueError, match="has 1 weights .*q_proj.bias. Put back the config.json"):
+        load(str(saved / "llama"))
+
+
+# catches: a language model's folder that judges by a random head; a trained one that is refused
+def test_a_new_head_judges_only_when_it_was_trained(ppo, saved):
+    for load in (load_scorer, load_reward_model):
+        scorer = load(str(saved / "whole"))
+        with pytest.raises(ValueError, match=f"{saved / 'whole'} has no reward head, so its"):
+            ppo(copy.deepcopy(scorer))
+        ppo(likes_c, parts=dict(value_model=copy.deepcopy(scorer)))
+        nn.init.ones_(scorer_head(scorer).weight)
+        ppo(scorer)
 
 
 @pytest.mark.parametrize("what", ["reward", "body"])

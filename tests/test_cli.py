@@ -821,6 +821,14 @@ def test_a_reward_model_judges_conversations_in_its_own_template(
     assert (mine - theirs).abs().min() > 1e-4
 
 
+# catches: a full disk that takes the verdict with the file
+def test_a_judges_report_outlives_its_file(parts, capsys):
+    line = f"judge --model_name_or_path {parts}/sft --dataset_name {parts}/rows.jsonl --use_cpu "
+    line += f"--judge_model {parts}/reward --response_length 4 --output /dev/full"
+    code, shown, error = say(capsys, line)
+    assert code == 2 and "Model win rate" in shown and "No space left on device" in error
+
+
 # ---- plot ----
 
 

@@ -9,6 +9,7 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -19,7 +20,8 @@ from transformers import TrainerCallback
 from rlhf_nb.base.files import from_json, to_json, writable, write_text_atomic
 from rlhf_nb.checkpoint import seal, stage_folder
 from rlhf_nb.models import scorer_from
-from rlhf_nb.training.folders import what_is_safe
+from rlhf_nb.rollout import Rollout
+from rlhf_nb.training.folders import run_lock, what_is_safe
 from rlhf_nb.training.model_loading import load_policy, load_scorer, tiny_policy
 
 
@@ -77,6 +79,58 @@ def test_a_final_save_without_room_leaves_the_earlier_model(ppo, monkeypatch):
         trainer.save_model()
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
     assert not [*folder.glob("_save*")]
+
+
+# catches: two runs in threads of one process, neither of which draws what it draws alone
+@pytest.mark.parametrize("how", ["train", "step"])
+def test_one_thread_trains_at_a_time(ppo, tmp_path, how):
+    ended = []
+
+    def beside():
+        with pytest.raises(
+            RuntimeError, match=f"{tmp_path}/b cannot train .* in {tmp_path}/a: both"
+        ):
+            getattr(second, how)()
+        ended.append(how)
+
+    def judge(prompts, responses, **columns):
+        hand = threading.Thread(target=beside)
+        hand.start()
+        hand.join()
+        return likes_c(prompts, responses)
+
+    first = ppo(judge, output_dir=str(tmp_path / "a"), total_episodes=8)
+    second = ppo(output_dir=str(tmp_path / "b"), total_episodes=8)
+    getattr(first, how)()
+    assert set(ended) == {how}
+    getattr(second, how)()
+
+
+# catches: rollouts or completions of another trainer, replaced by those of one that does not train
+def test_steps_and_evaluations_by_hand_keep_what_others_wrote(ppo, letters, caplog):
+    def texts(place):
+        return [Rollout.load(p).responses for p in sorted((folder / place).glob("update-*"))]
+
+    first, second = (ppo(save_rollouts=True, seed=seed) for seed in (1, 2))
+    folder = Path(first.args.output_dir)
+    for _ in range(2):
+        first.step()
+    kept = texts("rollouts")
+    second.step()
+    assert texts("earlier-1/rollouts") == kept and f"now in {folder / 'earlier-1'}" in caplog.text
+    theirs = texts("rollouts")
+    first.step()
+    assert texts("earlier-2/rollouts") == theirs and texts("earlier-1/rollouts") == kept
+    assert len(texts("rollouts")) == 1 and theirs[0] != kept[0]
+    with run_lock(folder), pytest.raises(ValueError, match=f"another run is in {folder}"):
+        ppo(save_rollouts=True).step()
+    first.train()  # what it has stepped before is its own
+    assert len(texts("rollouts")) == 4 and not (folder / "earlier-3").exists()
+    first.evaluate()
+    (table,) = (folder / "completions").iterdir()
+    theirs = table.read_bytes()
+    ppo(model=tiny_policy(letters, 5, **SIZES)).evaluate()
+    assert (folder / "earlier-3/completions" / table.name).read_bytes() == theirs
 
 
 # catches: checkpoints and a model in another folder

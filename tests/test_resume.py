@@ -7,6 +7,8 @@ import json
 import os
 import resource
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from threading import Thread
@@ -19,10 +21,12 @@ from ppo_fixtures import BEST, PROMPTS, SIZES, likes_c, logs, rollouts, untimed,
 from small_runs import QUIET, RUN, SAVED
 from transformers import TrainerCallback
 
+from rlhf_nb.base.files import whole_file
 from rlhf_nb.environments import guess_number
 from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.sft import SFTConfig, SFTTrainer
+from rlhf_nb.training.folders import run_lock
 from rlhf_nb.training.model_loading import tiny_policy
 from rlhf_nb.training.resume import check_same_run, fingerprint_data, fingerprint_function
 
@@ -391,18 +395,38 @@ def test_a_signal_is_answered_after_any_step(ppo, at):
     assert [log["step"] for log in logs(again)] == [1, 2, 3]
 
 
-# catches: a final save that ends in a traceback through a file writer
-def test_a_save_that_finds_no_disk_is_one_line(ppo, tmp_path):
-    trainer = ppo.trained(total_episodes=8, save_strategy="steps", save_steps=1)
-    (tmp_path / "file").write_text("")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, resource.RLIM_INFINITY))
+@contextmanager
+def refused(most: int, said: str) -> Iterator[None]:
+    "An OSError with this text, on a disk that takes no file of more bytes."
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        with pytest.raises(OSError, match="could not be written .* whole checkpoint is .*-1:"):
-            trainer.save_model(str(tmp_path / "saved"))
+        with pytest.raises(OSError, match=said):
+            yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         signal.signal(signal.SIGXFSZ, before)
+
+
+# catches: a final save that ends in a traceback through a file writer; a state that is cut off, a
+# rollout or a lock that leaves a part of itself, an error that names no file
+def test_what_finds_no_disk_is_one_line(ppo, tmp_path):
+    trainer = ppo.trained(total_episodes=8, save_strategy="steps", save_steps=1, save_rollouts=True)
+    trainer.save_state()
+    folder = trainer.output_dir
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with refused(2048, "could not be written .* whole checkpoint is .*-1:"):
+        trainer.save_model(str(tmp_path / "saved"))
+    state = folder / "trainer_state.json"
+    with refused(9, f"{state}"), whole_file(state) as beside:
+        trainer.state.save_to_json(beside)
+    with refused(2048, "update-00001.safetensors"):
+        trainer.step()
+    with refused(3, f"{folder}/_run.owner"), run_lock(folder):
+        pass
+    with run_lock(folder):
+        pass
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
 # ---- Data ----
@@ -542,3 +566,21 @@ def test_a_checkpoint_that_cannot_be_this_runs_is_refused(half, tmp_path):
     trainer.eval_dataset = dict(one=Dataset.from_dict(dict(prompt=["b"])))
     assert before.keys() == trainer.identity().keys() and before != trainer.identity()
     trainer.eval_dataset = None
+
+
+# catches: a warm-up that the run ends in, without a word; a warning of one that it does not
+@pytest.mark.parametrize(
+    "updates, given, kind, told",
+    [
+        (3, 3, "linear", "the warm-up (warmup_steps) has 3 steps and the run 3: it ends before"),
+        (2, 9, "cosine", "9 steps and the run 2"),
+        (3, 0.9, "linear", "3 steps and the run 3"),
+        (3, 2, "linear", ""),
+        (3, 0.5, "linear", ""),
+        (3, 9, "constant", ""),
+    ],
+)
+def test_a_warm_up_beyond_the_run_is_named(ppo, caplog, updates, given, kind, told):
+    ppo(total_episodes=8 * updates, warmup_steps=given, lr_scheduler_type=kind).prepare()
+    lines = [x.message for x in caplog.records if "warmup_steps" in x.message]
+    assert len(lines) == bool(told) and all(told in line for line in lines)

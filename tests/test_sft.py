@@ -486,7 +486,7 @@ def test_a_stream_is_resumed_in_the_pass_it_was_in(tiny, letters, small_args, tm
     stream = rows.to_iterable_dataset(num_shards=2)
     stream = stream.shuffle(seed=3, buffer_size=4) if shuffled else stream
 
-    def make(**changes):
+    def make(stream=stream, **changes):
         settings = dict(
             max_steps=7,
             per_device_train_batch_size=2,
@@ -513,6 +513,9 @@ def test_a_stream_is_resumed_in_the_pass_it_was_in(tiny, letters, small_args, tm
         assert rest == seen[2 * step :]
         for name, weight in whole.model.state_dict().items():
             assert torch.equal(weight, again.model.state_dict()[name]), (step, name)
+    other = rows.select([0, 2, 1, *range(3, 10)]).to_iterable_dataset()
+    with pytest.raises(ValueError, match="another run: its train_dataset is 'a stream that begins"):
+        make(other, output_dir=str(tmp_path / "whole")).train(resume_from_checkpoint=True)
 
 
 # catches: the label of the first token counted, which nothing predicts

@@ -65,8 +65,7 @@ def render(
     name: str = "the text",  # that an error calls it, such as "prompt 3"
     **settings: Any,  # of the chat template
 ) -> str:
-    """Text as it is, a conversation through the chat template. Raises ValueError that names it on
-    anything else."""
+    "Text as it is, a conversation through the chat template. Raises ValueError on anything else."
     if isinstance(x, str):
         return x
     turns = check_turns(x, name)

@@ -41,22 +41,29 @@ def written_to(path: str | Path) -> Iterator[None]:
         raise OSError(number, reason, str(path)) from error
 
 
+@contextmanager
+def whole_file(path: str | Path) -> Iterator[Path]:
+    "Where to write: beside the file, whose place it takes when it is whole."
+    beside = Path(f"{path}.partial")
+    try:
+        with written_to(path):
+            yield beside
+            os.replace(beside, path)
+    except BaseException:  # Ctrl-C too
+        beside.unlink(missing_ok=True)
+        raise
+
+
 def write_text_atomic(path: str | Path, text: str | bytes) -> None:
-    """Write beside the file and rename, so that no reader ever sees half of it. A link stays, and
+    """The file is there whole or not at all. A link stays, and
     its target is written; a device or a pipe is written to."""
     data = text.encode("utf-8") if isinstance(text, str) else text
     with written_to(path):
         if os.path.exists(path) and not os.path.isfile(path):
             Path(path).write_bytes(data)
             return
-        path = os.path.realpath(path)
-        beside = Path(f"{path}.partial")
-        try:
+        with whole_file(os.path.realpath(path)) as beside:
             beside.write_bytes(data)
-            os.replace(beside, path)
-        except BaseException:  # Ctrl-C too
-            beside.unlink(missing_ok=True)
-            raise
 
 
 def writable(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -162,8 +162,7 @@ def check_policy(model: Any) -> None:
     check_decoder(config, kind)
     if isinstance(inner, PreTrainedModel) and inner.get_output_embeddings() is None:
         raise ValueError(
-            f"{kind} writes no tokens: it has no language-model head. Give a model of "
-            "AutoModelForCausalLM."
+            f"{kind} has no language-model head, so it writes no tokens: give a causal one."
         )
     if reads_both_ways(config):
         raise ValueError(
@@ -217,6 +216,27 @@ def check_class(config: PreTrainedConfig, kind: Any, name: str) -> None:
         raise ValueError(f"{name} is of type {config.model_type}, which has no {what}.")
 
 
+def check_placed(name: str, keys: Iterable[str], model: Any) -> None:
+    """Raises ValueError on saved weights of a layer, or of a bias, that the body of a model is
+    without. What is beside it, such as another head, a buffer or a pooler, may be left out."""
+
+    def is_left_out(key: str) -> bool:
+        part, (*path, last) = model.base_model, key.removeprefix(body).split(".")
+        for step in path:
+            if (below := dict(part.named_children()).get(step)) is None:
+                return isinstance(part, nn.ModuleList)
+            part = below
+        return getattr(part, last, part) is None
+
+    body = f"{model.base_model_prefix}."  # which may be saved alone
+    if wrong := sorted(filter(is_left_out, keys)):
+        raise ValueError(
+            f"{name} has {len(wrong)} weights that {type(model).__name__} has no place for, such "
+            f"as {', '.join(wrong[:3])}. Put back the config.json, or the base model of an "
+            "adapter, that they were saved with."
+        )
+
+
 def load_pretrained(kind: Any, name: str, **kwargs: Any) -> tuple[Any, bool]:
     """A model of one of transformers' Auto classes, and whether its head was there. Raises
     ValueError where other weights would be random, and on a classifier for a policy."""
@@ -240,6 +260,7 @@ def load_pretrained(kind: Any, name: str, **kwargs: Any) -> tuple[Any, bool]:
             f"{name} holds {saved}, a reward or value model, where a language model is wanted: "
             "give the folder of that."
         )
+    check_placed(name, report["unexpected_keys"], model)
     missing, body = {*report["missing_keys"]}, f"{model.base_model_prefix}."
     head = {key for key in missing if not writes and not key.startswith(body)}
     random = sorted({*missing, *(key for key, *_ in report["mismatched_keys"])} - head)

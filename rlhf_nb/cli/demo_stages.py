@@ -107,8 +107,7 @@ def starting_folder(s: DemoSettings) -> str:
 
 
 def world_of(s: DemoSettings) -> tuple[DatasetDict, PreTrainedTokenizerBase]:
-    """Posts, references and the tokenizer. They depend on the settings alone, so each run makes
-    them."""
+    "Posts, references and the tokenizer: each run makes them, from the settings alone."
     world = mini_tldr(s.seed, s.posts, max(s.validation_posts, 500), s.eval_posts)
     if start := starting_folder(s):
         return world, load_tokenizer(start)
@@ -141,7 +140,7 @@ def sft_args(s: DemoSettings, folder: Path, epochs: float = 1.5) -> SFTConfig:
             s,
             folder,
             learning_rate=3e-3,
-            warmup_steps=50,
+            warmup_steps=min(50, int(epochs * s.posts) // 128),  # a quarter of a short run
             per_device_train_batch_size=32,
             num_train_epochs=epochs,
             logging_steps=20,
@@ -215,7 +214,7 @@ def reward_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenize
                 s,
                 folder,
                 learning_rate=1e-3,
-                warmup_steps=50,
+                warmup_steps=min(50, len(pairs["train"]) // 32),
                 per_device_train_batch_size=8,
                 num_train_epochs=1,
                 logging_steps=50,
@@ -273,8 +272,7 @@ def with_scores(
 
 
 class GoldCallback(TrainerCallback):
-    """Now and then the gold judge reads validation posts. Its verdicts go to metrics.jsonl, and not
-    to the trainer."""
+    "Now and then the gold judge reads validation posts, for metrics.jsonl, not for the trainer."
 
     def __init__(
         self,
@@ -379,7 +377,8 @@ def judge_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizer
                 frame = completions_table(with_scores(made, reward_model, tokenizer))
                 frame["gold"] = [v.gold for v in golds]
                 frame["reference"] = list(posts["completion"])
-                frame.to_csv(run.folder / "completions" / f"{name}.csv", index=False)
+                table = run.folder / "completions" / f"{name}.csv"
+                write_text_atomic(table, frame.to_csv(index=False))
     paired = [paired_row(won["ppo", t], won["sft", t], t) for t in (0.01, 1.0)]
     results = dict(
         kind=kind_of(s),

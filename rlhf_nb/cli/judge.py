@@ -242,9 +242,11 @@ def judge_command(words: Sequence[str]) -> None:
         both_orders=not options.one_order,
         seed=options.seed,
     )
-    if options.output is not None:
-        write_verdicts(options.output, shown, theirs, report.scores)
-    print(report)
+    try:
+        if options.output is not None:
+            write_verdicts(options.output, shown, theirs, report.scores)
+    finally:  # also where the file cannot be written
+        print(report)
 
 
 def reference(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from transformers import Trainer, TrainingArguments
 
+from rlhf_nb.base.files import whole_file
 from rlhf_nb.cli.models import no_bars
 from rlhf_nb.sft import quiet_bars
 
@@ -50,8 +51,9 @@ def finish(
     if args.eval_strategy != "no":
         trainer.evaluate()
     trainer.save_model(args.output_dir)
-    trainer.save_state()
     if trainer.is_world_process_zero():
+        with whole_file(folder / "trainer_state.json") as beside:
+            trainer.state.save_to_json(str(beside))
         print(
             f"rlhf-nb {command}: {trainer.state.global_step} steps; {written} in "
             f"{folder}, every metric in {folder / 'trainer_state.json'}"

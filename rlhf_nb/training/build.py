@@ -259,8 +259,7 @@ def once_more(
     copy_it: Callable[[], Any],
     load: Callable[[str], Any],
 ) -> Any:
-    """A second model like the first: a copy; under ZeRO-3, which shards weights at once, a second
-    load."""
+    "A second model like the first: a copy; under ZeRO-3, which shards weights at once, a load."
     if not zero3_is_live():
         return copy_it()
     if isinstance(given, str):
@@ -289,8 +288,7 @@ def try_models(args: PPOConfig, pair: PolicyAndValue, reference: Placed, layout:
     """Find out now, and not in the first rollout, how the policy is to be sampled, whether heads
     can be taken off, and whether training mode is random. Raises ValueError on a policy that cannot
     be sampled, or left out of a step where the settings want that, and on a model that is random;
-    under DeepSpeed and FSDP, where a model cannot be called before it is prepared, none is
-    called."""
+    under DeepSpeed and FSDP, where none can be called before it is prepared, none is."""
     layout.check_warm_up(args.value_warmup_updates, args.weight_decay)
     if not layout.in_place:
         return
@@ -309,8 +307,7 @@ def _logits(policy: Any, ids: Tensor, mask: Tensor) -> Tensor:
 
 
 def check_given(args: PPOConfig, model: Any, peft_config: Any, optimizer: Any) -> None:
-    """Raises ValueError on an adapter that PPO cannot train, and on a rate that the optimizer would
-    ignore."""
+    "Raises ValueError on an adapter that PPO cannot train, and on a rate that would be ignored."
     check_value_rate(args, optimizer)
     for config in (peft_config, getattr(model, "active_peft_config", None)):
         if getattr(config, "is_prompt_learning", False):

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
 from rlhf_nb.base.encoding import encode_prompts
+from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.base.opened import mask_ids, unused_ids
 from rlhf_nb.base.terminal import terminal_text
 from rlhf_nb.masks import left_pad
 from rlhf_nb.rollout import Rollout, Sample, Sampling, sample, texts_of
 from rlhf_nb.training.engines import Engine
+from rlhf_nb.training.folders import claim
 from rlhf_nb.training.reporting import report_table
 from rlhf_nb.turns import until_last_chosen
 
@@ -181,10 +183,11 @@ def report_completions(
     "Write, print and log completions of one evaluation set; returns their means."
     frame, of_set = completions_table(completions), f"-{name}" if name else ""
     step = trainer.state.global_step
+    claim(folder := trainer.output_dir / "completions", trainer)
     if trainer.is_world_process_zero():
-        folder = trainer.output_dir / "completions"
         folder.mkdir(parents=True, exist_ok=True)
-        frame.to_csv(folder / f"update-{step:05d}-{kind}{of_set}.csv", index=False)
+        table = frame.to_csv(index=False)
+        write_text_atomic(folder / f"update-{step:05d}-{kind}{of_set}.csv", table)
         if not trainer.args.disable_tqdm:
             print_table(frame, f"completions ({kind}) after update {step}{of_set}")
     prefix = f"{kind}_{name}" if name else kind

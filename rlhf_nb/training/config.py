@@ -69,8 +69,7 @@ def check_args(args: Any, kind: type) -> None:
 @dataclass
 class PPOConfig(Objective, CheckedArguments):
     """`transformers.TrainingArguments`, `Objective`, and what a run of PPO needs more. A step, as
-    in `save_steps` or `max_steps`, is one update. Raises ValueError that names the field and the
-    fix."""
+    in `save_steps`, is one update. Raises ValueError that names the field and the fix."""
 
     # Sampling
     total_episodes: Count | None = setting(

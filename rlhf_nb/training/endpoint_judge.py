@@ -257,8 +257,7 @@ class EndpointJudge:
         raise ConnectionError(f"{last}, tried {attempt} times")
 
     def _send(self, payload: dict[str, Any], client: httpx.Client) -> tuple[str, dict]:
-        """One request. Raises _Temporary, or ConnectionError if a retry cannot help; no message
-        contains the key."""
+        "One request. Raises _Temporary, or ConnectionError if no retry helps; none names the key."
         import httpx
 
         try:

@@ -26,7 +26,7 @@ from torch import nn
 from transformers import TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from rlhf_nb.base.files import DEMO_MARK, no_disk
+from rlhf_nb.base.files import DEMO_MARK, no_disk, written_to
 from rlhf_nb.base.sharding import (
     between_ranks,
     full_shape,
@@ -42,14 +42,31 @@ LOCK, OWNER = "_run.lock", "_run.owner"
 LOGS = ("metrics.jsonl", "trainer_state.json", "rollouts", "completions")
 WEIGHTS = ("model*.safetensors*", "adapter_model*", "pytorch_model*.bin*")
 MODEL = (*WEIGHTS, "*config.json", "tokenizer*", "README.md", MANIFEST, "value")  # and vocabularies
-WROTE: dict[Path, Any] = {}  # folder -> args of the trainer that trained there last
-SAVED: dict[Path, Any] = {}  # the same, of the one that saved a model there
+WROTE: dict[Path, Any] = {}  # folder or log -> args of the trainer that wrote it last
+SAVED: dict[Path, Any] = {}  # folder -> args of the trainer that saved a model there
+ONE_THREAD, TRAINING = threading.RLock(), list[Path]()  # the folders of the one that holds it
 NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP}  # a disk that has no locks
 ENDS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 AGAIN = 2.0  # seconds after which a second signal counts: a launcher passes the first one on
 
 
 # ---- Whose it is ----
+
+
+@contextmanager
+def one_thread(folder: Path) -> Iterator[None]:
+    "Raises RuntimeError where another thread trains: both would draw torch's random numbers."
+    if not ONE_THREAD.acquire(blocking=False):
+        raise RuntimeError(
+            f"{folder} cannot train while another thread trains in {TRAINING[-1]}: both draw from "
+            "torch's random numbers. Train one after the other, or in processes of their own."
+        )
+    TRAINING.append(folder)
+    try:
+        yield
+    finally:
+        TRAINING.pop()
+        ONE_THREAD.release()
 
 
 @contextmanager
@@ -69,8 +86,9 @@ def run_lock(folder: Path) -> Iterator[None]:
         if error.errno not in NO_LOCKS:
             raise
         logger.warning(f"{folder / LOCK} cannot be locked ({error}): two runs are not noticed.")
-    owner.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
     try:
+        with written_to(owner):
+            owner.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
         yield
     finally:
         with suppress(PermissionError):  # Windows keeps an open file
@@ -177,8 +195,24 @@ def earlier_logs(folder: Path, trainer: Any) -> list[Path]:
     "Logs that a trainer which begins there has not written, by hand or in a run before."
     by_hand = trainer.state.log_history or getattr(trainer, "update_count", 0)
     last = WROTE.get(folder.resolve(), trainer.args if by_hand else None)
-    WROTE[folder.resolve()] = trainer.args
+    for path in (folder, *map(folder.joinpath, LOGS)):
+        WROTE[path.resolve()] = trainer.args
     return trainer.earlier if last is trainer.args else logs_in(folder)
+
+
+def claim(place: Path, trainer: Any) -> None:
+    """Rollouts or completions that a trainer has not written are moved aside before it writes by
+    hand. Raises ValueError where another run is in the folder."""
+    if WROTE.get(place.resolve()) is trainer.args:
+        return
+
+    def begin() -> None:
+        with run_lock(place.parent):
+            move_aside(place.parent, [place])
+
+    run_on_ranks(trainer.args.should_save, begin)
+    WROTE[place.resolve()] = WROTE[place.parent.resolve()] = trainer.args
+    trainer.earlier = [path for path in trainer.earlier if path != place]
 
 
 def model_in(folder: Path) -> set[Path]:
@@ -264,8 +298,7 @@ def set_aside(folder: Path, resume: Path) -> None:
 
 class Stop:
     """Ctrl-C, SIGTERM and SIGHUP, while a run trains in the main thread: the first lets the step
-    finish, so that a checkpoint can be written; a second one, or a run that saves none, ends at
-    once."""
+    finish, for a checkpoint; a second one, or the first of a run that saves none, ends at once."""
 
     def __init__(self, saves: bool):
         self.saves, self.number, self.since = saves, 0, 0.0

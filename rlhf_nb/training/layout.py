@@ -102,8 +102,7 @@ def match_calls(
 
 @contextmanager
 def disable_hooks(model: nn.Module, library: str) -> Iterator[None]:
-    """Inside, a library's forward hooks are off: DeepSpeed's would shard each layer again after
-    every token."""
+    "Inside, a library's forward hooks are off: DeepSpeed's would shard layers after each token."
     kept = []
     for part in model.modules():
         for hooks in (part._forward_pre_hooks, part._forward_hooks):
@@ -290,8 +289,7 @@ class Layout:
 
     def place(self, model: nn.Module) -> Placed:
         """Put a frozen model where it belongs: on this device, sharded over all ranks, or in host
-        memory. Returns `placed`: `placed(measure)` is `measure(model)`, the model there
-        meanwhile."""
+        memory. Returns `placed`: `placed(measure)` is `measure(model)`, with the model there."""
         if self.zero3:
             return self._place_zero3(model)
         if self.deepspeed is not None:

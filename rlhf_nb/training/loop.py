@@ -163,8 +163,7 @@ class UpdateTrainer(SealedTrainer):
         return self.optimizer
 
     def next_batch(self) -> Any:
-        """The next batch for someone who steps by hand; after the last one, the first of a new
-        order."""
+        "The next batch for someone who steps by hand; after the last, the first of a new order."
         batch = next(self.batches, None) if self.batches is not None else None
         if batch is None:
             self.batches = iter(self.get_train_dataloader())
@@ -189,8 +188,7 @@ class UpdateTrainer(SealedTrainer):
     # ---- the loop, in Trainer's terms ----
 
     def train(self, *given: Any, **more: Any) -> Any:
-        """`Trainer.train`; its first line is that of `describe`. Callbacks hear of its begin and of
-        what ended it."""
+        "`Trainer.train`; its first line is that of `describe`. Callbacks hear how it ends."
         if self.is_world_process_zero():
             (logger.info if self.args.disable_tqdm else print)(self.describe())
             stops = self.sampling_settings.stop_ids

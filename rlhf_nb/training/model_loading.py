@@ -27,6 +27,7 @@ from rlhf_nb.base.custom import CustomScorer, as_scorer, linear_head
 from rlhf_nb.base.encoding import encode_prompts, plain_ids
 from rlhf_nb.base.loading import (
     NOT_AT_THE_LAST,
+    check_placed,
     check_policy,
     check_scorer,
     check_weights,
@@ -47,8 +48,7 @@ SPECIAL: dict[str, Any] = dict(pad_token="<pad>", eos_token="<eos>", padding_sid
 def train_tokenizer(
     texts: Iterable[str],  # the vocabulary is built from them
 ) -> PreTrainedTokenizerFast:
-    """A word-level tokenizer with <pad>, <eos> and <unk>; `TL;DR:`, `POST:` and `r/name` are one
-    token each."""
+    "A word-level tokenizer with <pad>, <eos> and <unk>; `TL;DR:`, `POST:`, `r/name` are tokens."
     tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(
         Regex(r"TL;DR:|r/\w+|[A-Z]+:|\w+|[^\w\s]"), behavior="removed", invert=True
@@ -66,8 +66,7 @@ def train_bpe_tokenizer(
     texts: Iterable[str],  # the merges are learned from them
     vocab_size: int = 1024,  # 256 bytes, <pad>, <eos>, and merges
 ) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with <pad> and <eos>; decoding restores any text exactly. `<eos>` written in a
-    text stays text."""
+    "Byte-level BPE with <pad> and <eos>; decoding restores any text, `<eos>` as text as well."
     if vocab_size < 258:
         raise ValueError(
             f"vocab_size is {vocab_size}: give at least 258, for 256 bytes, <pad> and <eos>."
@@ -169,8 +168,7 @@ def fit_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
 
 
 def grow_embedding(model: PreTrainedModel, rows: int) -> PreTrainedModel:
-    """The same model, its embedding grown to `rows` if it has fewer; new rows are drawn from a
-    fixed seed."""
+    "The same model, its embedding grown to `rows` at least; new ones are drawn from a fixed seed."
     if rows <= embedding_rows(model):
         return model
     with torch.random.fork_rng(devices=[]):
@@ -206,8 +204,7 @@ def add_pad_row(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> P
 
 
 def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The same model, its pad token set. Raises ValueError if the tokenizer has ids beyond the
-    embedding."""
+    "The same model, its pad token set. Raises ValueError on ids beyond the embedding."
     rows = embedding_rows(add_pad_row(model, tokenizer))
     if len(tokenizer) > rows:
         raise ValueError(
@@ -250,7 +247,9 @@ def load_whole(kind: Any, name: str, **kwargs: Any) -> tuple[PreTrainedModel, bo
             x[0] for key, x in saved.items() if re.search(rf"\b{part}(\.base_layer)?\.weight$", key)
         ]
         grow_embedding(base, max(rows, default=0))  # they may have grown for a pad token
-        model = merge_adapter(peft.PeftModel.from_pretrained(base, name, config=config))
+        model = peft.PeftModel.from_pretrained(base, name, config=config)
+    check_placed(name, (key.removeprefix("base_model.model.") for key in saved), unwrap(model))
+    model = merge_adapter(model)
     model.requires_grad_(True)  # as any model that was loaded; peft has frozen it
     model.name_or_path = model.config.name_or_path = name  # what the next adapter is put on
     if (kept := Path(name) / CENTER).is_file():
@@ -267,8 +266,7 @@ def _named(given: Any, what: str) -> str | None:
 
 def load_policy(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
     """A causal language model from a name, a folder, or itself. `kwargs` go to `from_pretrained`;
-    without a `dtype` among them, weights are float32 however they were saved. Raises ValueError
-    on an encoder-decoder."""
+    without a `dtype`, weights are float32. Raises ValueError on an encoder-decoder."""
     name = _named(name_or_path, "policy")
     model = name_or_path if name is None else load_whole(AutoModelForCausalLM, name, **kwargs)[0]
     check_policy(model)
@@ -285,14 +283,27 @@ def fresh_head(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
         nn.init.normal_(head.weight, std=(head.in_features + 1) ** -0.5)
         if head.bias is not None:
             nn.init.zeros_(head.bias)
+        head.drawn = head.weight.detach().clone()  # by which one that was never trained is known
     return model
+
+
+def check_judge_head(judge: Any, has_head: bool = True) -> None:
+    "Raises ValueError where a judge has no head, or still the one that `fresh_head` drew."
+    head: Any = unwrap(linear_head(judge))
+    drawn = getattr(head, "drawn", None)
+    if not has_head or (drawn is not None and torch.equal(drawn.to(head.weight), head.weight)):
+        name = getattr(judge, "name_or_path", "") or type(judge).__name__
+        raise ValueError(
+            f"{name} has no reward head, so its scores would be random: it is a language model. "
+            f"Train a reward model from it, rlhf-nb reward --model_name_or_path {name}, and give "
+            "its folder."
+        )
 
 
 def load_scorer(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
     """A sequence classifier with one label: a reward or value model, loaded as by `load_policy`; or
     a module with a `score` and a body named by its `base_model_prefix`. A language model's folder
-    gets a new head, which is logged. Raises ValueError on anything else, and on more than one
-    label."""
+    gets a new head, which is logged. Raises ValueError on anything else, and on more labels."""
     name, model = _named(name_or_path, "reward or value model"), name_or_path
     if name is not None:
         kind = AutoModelForSequenceClassification
@@ -300,8 +311,7 @@ def load_scorer(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
         if not has_head:
             logger.warning(
                 f"{name} has no head of a reward or value model, so it starts with a new one. "
-                "(With save_value_model, a run keeps its value model in the folder value/ beside "
-                "its policy.)"
+                "(With save_value_model, a run keeps its value model in value/ beside its policy.)"
             )
             fresh_head(model)
     model = as_scorer(model)
@@ -372,8 +382,7 @@ def add_adapter(
     seed: int = 0,  # of the adapter's initial weights; the global random state is left as it was
 ) -> nn.Module:  # a peft.PeftModel around the same model, whose own weights are frozen
     """The model with a new adapter; the head of a reward or value model is trained as well. Raises
-    ValueError if it already has one or cannot have this one, TypeError if peft_config is not a
-    configuration of peft."""
+    ValueError if it has one or cannot have this one, TypeError if peft_config is none of peft's."""
     if peft_config is None:
         for part in model.modules():
             if isinstance(kept := getattr(part, "kwargs", None), dict):

@@ -75,3 +75,14 @@ def warn_of_half(model: nn.Module) -> None:
             "their steps round to nothing. Load the model with dtype=torch.float32; bf16=True "
             "still computes in 16 bits."
         )
+
+
+def warn_of_warm_up(scheduler: Any, args: Any, steps: int) -> None:
+    "Logs that a run ends before its learning rate is the one that was set."
+    factor = getattr(scheduler, "lr_lambdas", [lambda step: 1.0])[0]
+    warm_up = args.get_warmup_steps(steps)
+    if warm_up >= steps > 0 and factor(steps - 1) < 1:
+        logger.warning(
+            f"the warm-up (warmup_steps) has {warm_up} steps and the run {steps}: it ends before "
+            "the learning rate that was set. Lower warmup_steps (below 1: a share of all steps)."
+        )

@@ -286,8 +286,7 @@ def check_lengths(
     models: Iterable[tuple[str, Any]],  # that read the prompts, by name
     answer: int = 0,  # tokens of a response
 ) -> None:
-    """Raises ValueError on an empty prompt, and one that leaves no positions to answer in one of
-    the models."""
+    "Raises ValueError on an empty prompt, and one that leaves a model no positions to answer."
     if not min(lengths):
         raise ValueError(f"prompt {lengths.index(0)} is empty: drop it with dataset.filter.")
     for name, model in models:
@@ -334,8 +333,7 @@ def stop_tokens(
     given: Sequence[int] | None,  # None: the tokenizer's EOS, and what the policy has beside it
     policy: Any,
 ) -> tuple[int, ...]:
-    """The ids that end a response. Raises ValueError where the tokenizer does not know the ones
-    given."""
+    "The ids that end a response. Raises ValueError where the tokenizer does not know them."
     if given is not None:
         if not given or not all(0 <= i < len(tokenizer) for i in given):
             raise ValueError(

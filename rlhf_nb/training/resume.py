@@ -15,12 +15,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
+from itertools import islice
 from logging import Logger
 from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase, TrainingArguments
@@ -30,6 +31,7 @@ from rlhf_nb.base.encoding import encode_prompts
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.fields import settings_that_say
 from rlhf_nb.base.opened import attention_of
+from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.base.sharding import full_shape, is_sharded
 from rlhf_nb.checkpoint import MANIFEST, verify
 from rlhf_nb.reward_functions import rewarder_name
@@ -63,7 +65,10 @@ def as_bytes(column: Any) -> bytes:
 
 
 def fingerprint_data(data: Any) -> str | None:
-    "Number of rows and a hash of all of them in their order; None for data that is streamed."
+    "Rows and a hash of all in their order; of a stream, of its first ones. None for anything else."
+    if isinstance(data, IterableDataset):
+        with random_state_kept():
+            return f"a stream that begins with {digest(repr([*islice(data, 64)]).encode())}"
     if not isinstance(data, Dataset):
         return None
     tables = data.with_format("arrow").iter(1000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -12,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_nb.checkpoint import load_weights, save_policy, save_weights
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.training.config import PPOConfig
+from rlhf_nb.training.folders import claim
 from rlhf_nb.training.model_loading import merge_adapter
 
 
@@ -53,9 +54,10 @@ def load_pair(pair: PolicyAndValue, folder: Path) -> None:
         load_weights(pair.value, folder / "value")
 
 
-def save_rollout(r: Rollout, args: PPOConfig, update: int) -> None:
+def save_rollout(r: Rollout, trainer: Any) -> None:
     "Under output_dir/rollouts, a file a rank."
-    folder = Path(str(args.output_dir)) / "rollouts"
+    args, update, folder = trainer.args, trainer.update_count, trainer.output_dir / "rollouts"
+    claim(folder, trainer)
     folder.mkdir(parents=True, exist_ok=True)
     rank = f"-rank{args.process_index}" if args.world_size > 1 else ""
     r.save(folder / f"update-{update:05d}{rank}.safetensors")

@@ -36,6 +36,7 @@ from rlhf_nb.training.folders import (
     find_best,
     logs_in,
     lost_ranks,
+    one_thread,
     report_early_end,
     run_lock,
     saving,
@@ -45,7 +46,7 @@ from rlhf_nb.training.folders import (
 )
 from rlhf_nb.training.hub import asking_for_repository, pushing
 from rlhf_nb.training.optimizers import check_optimizer, inner_optimizer
-from rlhf_nb.training.precision import check_learns, warn_of_half
+from rlhf_nb.training.precision import check_learns, warn_of_half, warn_of_warm_up
 from rlhf_nb.training.resume import (
     apply_new_rates,
     changes_since,
@@ -338,6 +339,7 @@ class SealedTrainer(Trainer):
         in it, OSError where it takes no more; Ctrl-C and SIGTERM save a checkpoint first."""
         args, folder, stop = self.args, self.output_dir, Stop(self.args.save_strategy != "no")
         with ExitStack() as inside:
+            inside.enter_context(one_thread(folder))
             inside.enter_context(report_early_end(folder, stop))
             inside.enter_context(lost_ranks(args, lambda: self.state.global_step))
             check_shared_disk(args)
@@ -378,8 +380,7 @@ class SealedTrainer(Trainer):
     # ---- resuming ----
 
     def check_checkpoint(self, folder: Path) -> None:
-        """Raises ValueError where a checkpoint is damaged, holds weights alone, or is of another
-        run. What differs and may is logged, and named in the model card."""
+        "Log what differs from a checkpoint, for the card too. Raises ValueError on what may not."
         changes, self.changes = changes_since(folder, self.named or {}, self.args)
         self.changed = set(changes)
         if changes:
@@ -407,9 +408,10 @@ class SealedTrainer(Trainer):
             check_optimizer(self.optimizer, self.lr_scheduler, model or self.model)
         return super().create_optimizer(*([] if model is None else [model]))
 
-    def create_scheduler(self, *given: Any, **more: Any) -> Any:
+    def create_scheduler(self, num_training_steps: int, *given: Any, **more: Any) -> Any:
         "Trainer's; what this run's settings make of the optimizer is kept for a resume."
-        scheduler: Any = super().create_scheduler(*given, **more)
+        scheduler: Any = super().create_scheduler(num_training_steps, *given, **more)
+        warn_of_warm_up(scheduler, self.args, num_training_steps)
         groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
         self.fresh_groups = [{**group} for group in groups]
         return scheduler

@@ -33,8 +33,7 @@ def schema_of(tool: Callable[..., Any]) -> dict[str, Any]:
 
 
 class ToolEnvironment:
-    """An environment in Gymnasium's terms, made of one without `step`. A turn without a call ends
-    the episode."""
+    "An environment in Gymnasium's terms, of one without `step`; a turn without a call ends it."
 
     role = "tool"  # observes
 

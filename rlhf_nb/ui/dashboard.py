@@ -288,8 +288,7 @@ LATE = "That click came when no run was going on, so it did nothing."
 
 
 class Panel:
-    """Controls above a view. Clicks come on any thread; a lock keeps two of them from writing one
-    widget."""
+    "Controls above a view. Clicks come on any thread; a lock lets one of them write a widget."
 
     def __init__(self, board: RunCallback, curves: Sequence[str], episodes: int, signal: str):
         self.board, self.few, self.episodes = board, curves, episodes
@@ -423,8 +422,7 @@ logger = logging.get_logger(__name__)
 
 
 class LiveDashboard(RunCallback):
-    """A callback that shows a run while it trains, and lets a hand pause, stop and steer it between
-    two updates."""
+    "A callback that shows a run as it trains; a hand may pause, stop and steer it between updates."
 
     def __init__(
         self,

@@ -25,8 +25,7 @@ STATIC = Path(__file__).parent / "static"
 
 @cache
 def asset(name: str) -> str:
-    """The text of a file in `static`, such as `reader.css`. Raises FileNotFoundError if there is
-    none of that name."""
+    "The text of a file in `static`, such as `reader.css`. Raises FileNotFoundError without one."
     path = STATIC / name
     if not path.is_file():
         names = ", ".join(sorted(file.name for file in STATIC.iterdir()))
@@ -167,8 +166,7 @@ def tinted_text(
     most: float,  # magnitude of full colour; 0: no colour
     name: str,  # of the numbers
 ) -> Html:
-    """Tokens as running text: orange above zero, blue below, in eight steps (`tints.css`); the
-    number on hover."""
+    "Tokens as running text: orange above zero, blue below (`tints.css`), the number on hover."
 
     def word(token: str, value: float) -> str:
         finite = math.isfinite(value) and most > 0

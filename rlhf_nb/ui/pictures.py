@@ -183,8 +183,7 @@ BATCHES, BINS = 2000, 24
 
 
 def bells(drift: float, temperature: float = 1.0) -> tuple[Tensor, Tensor, float]:
-    """Log-probs of a policy around `drift` and of a reference around 0 on PLACES, float64, and the
-    exact KL between them."""
+    "Log-probs of a policy around `drift` and a reference around 0 on PLACES, float64; exact KL."
     policy, ref = (-(PLACES - centre).square() / 2 for centre in (drift, 0.0))
     exact = full_kl(policy, ref, temperature).item()
     logprobs, ref_logprobs = ((x / temperature).log_softmax(-1) for x in (policy, ref))

@@ -53,8 +53,7 @@ def plot_frontier(
     rows: pd.DataFrame,  # one row per checkpoint: kl; any of reward, gold, win_rate; update, run
     best_of: pd.DataFrame | None = None,  # the same for best-of-n, with a column n
 ) -> Figure:
-    """Reward, gold and win rate against KL, one line per run, beside best-of-n. Raises ValueError
-    without those columns."""
+    "Reward, gold and win rate against KL, a line a run, and best-of-n. Raises ValueError without."
     parts = [rows if "run" in rows else rows.assign(run="checkpoints")]
     if best_of is not None:
         parts.append(best_of.assign(run="best of n"))

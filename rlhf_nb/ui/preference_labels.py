@@ -93,8 +93,7 @@ def _is_turns(x: Any) -> bool:
 def checked_pairs(
     data: Dataset | Sequence[Mapping[str, Any]], answers: tuple[str, str]
 ) -> list[dict[str, Any]]:
-    """Prompt and answers of each row. Raises ValueError, naming the row, where nobody could label
-    it."""
+    "Prompt and answers of each row. Raises ValueError, naming it, where nobody could label it."
     pairs: list[dict[str, Any]] = []
     one, two = answers
     wanted = f"give columns {one} and {two} (answers= says how they are called), and prompt"

@@ -185,8 +185,7 @@ def episode_numbers(tensors: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def numbers_of(path: Path) -> pd.DataFrame:
-    """The numbers of each episode in a file, without its texts. Raises ValueError where it is
-    damaged."""
+    "The numbers of each episode in a file, no texts. Raises ValueError where it is damaged."
     try:
         with safe_open(path, "pt") as file:
             # A safetensors file has keys and cannot be iterated over.

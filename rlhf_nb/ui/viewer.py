@@ -249,8 +249,7 @@ def open_run(
 
 
 class RunBrowser:
-    """A run to move about in, live in a notebook; a static page and a file of its own where there
-    is no kernel."""
+    "A run to move about in, live in a notebook; a static page and a file where there is no kernel."
 
     def __init__(self, run: Updates, other: Updates | None, objective: Objective | None):
         self.run, self.other, self.objective = run, other, objective

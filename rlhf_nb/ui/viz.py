@@ -121,8 +121,7 @@ def _row(values: Sequence[float] | Tensor, name: str) -> list[float]:
 def _heads(
     tokens: Sequence[str], mask: Sequence[bool] | Tensor | None, rows: Mapping[str, list[float]]
 ) -> tuple[list[str], list[bool]]:
-    """The text above each column, and whether its token is real. Raises ValueError on unequal
-    lengths."""
+    "Text above each column; whether its token is real. Raises ValueError on unequal lengths."
     keep = [True] * len(tokens) if mask is None else [bool(m) for m in _row(mask, "mask")]
     lengths = {"tokens": len(tokens), "mask": len(keep)}
     lengths |= {name: len(row) for name, row in rows.items()}
