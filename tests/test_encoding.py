@@ -265,13 +265,14 @@ def test_one_module_alone_calls_a_tokenizer_on_text():
 # ---- What a template does not show ----
 
 
-# catches: fewer labels in silence, where a template drops what was said before, or max_length does
+# catches: fewer labels in silence, where a template marks fewer answers, or max_length cuts them off
 def test_answers_that_are_not_learned_are_counted(tokenizers, monkeypatch):
 
     said: list[str] = []
     monkeypatch.setattr(supervised.logger, "warning", said.append)
     tokenizer = tokenizers["byte-level"]
-    tokenizer.chat_template = CHATML.replace("in messages", "in messages[-2:]")
+    last = MARKED.replace("'assistant' %}", "'assistant' and loop.last %}")  # alone has the marks
+    tokenizer.chat_template = last.replace("<|eot_id|>", tokenizer.eos_token)
     data = Dataset.from_list([dict(messages=TWO)] * 3)
     row = encode_rows(data, tokenizer, assistant_only=True)[0]
     assert len(spoken(row["input_ids"], row["labels"])) == 1
@@ -293,7 +294,7 @@ def test_an_answer_takes_two_renderings(style, tokenizers, monkeypatch):
     count = lambda *given, **how: calls.append(given) or plain(*given, **how)
     monkeypatch.setattr(tokenizer, "apply_chat_template", count)
     marked_answers(TWO, tokenizer)
-    assert len(calls) == 1 + 2 * 2
+    assert len(calls) == 2 + 2 * 2  # one with marks, whether all is written
 
 
 # catches: an end mark that is guessed
@@ -432,7 +433,7 @@ def test_a_template_that_counts_turns_and_tool_calls_are_none(first, tokenizers)
         "{% set ns = namespace(n=0) %}{% for m in messages if m.role in ('user', 'assistant') and "
         "not m.tool_calls %}{% if (m.role == 'user') != (ns.n % 2 == 0) %}{{ raise_exception("
         "'roles must alternate') }}{% endif %}{% set ns.n = ns.n + 1 %}{% endfor %}"
-        "{% for m in messages if m.role != 'system' %}{% if m.tool_calls %}"
+        "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% elif m.tool_calls %}"
         "{{ '[CALLS] ' + m.tool_calls | tojson + eos_token }}{% elif m.role == 'assistant' %}"
         "{{ ' ' + m.content + eos_token }}{% else %}{{ '[' + m.role + '] ' + m.content + ' [/]' }}"
         "{% if loop.last %}{{ 'Be brief.' }}{% endif %}{% endif %}{% endfor %}",
