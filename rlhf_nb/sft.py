@@ -31,7 +31,6 @@ from transformers import (
 )
 
 from rlhf_nb.base.encoding import (
-    ROLES,
     Marked,
     check_turns,
     cut_at_end,
@@ -96,7 +95,7 @@ def marked_row(
     if not turns:
         raise ValueError(f"its text is {turns!r}: drop it.")
     if isinstance(turns, list) and isinstance(turns[0], dict) and "from" in turns[0]:
-        known = dict(ROLES, human="user")
+        known = dict(human="user", gpt="assistant")
         turns = [dict(role=known.get(x["from"], x["from"]), content=x["value"]) for x in turns]
     if not assistant_only:
         text = strip_stop(cut_at_end(turns, tokenizer, **settings), tokenizer)

@@ -272,7 +272,7 @@ def test_answers_that_are_not_learned_are_counted(tokenizers, monkeypatch):
     monkeypatch.setattr(supervised.logger, "warning", said.append)
     tokenizer = tokenizers["byte-level"]
     last = MARKED.replace("'assistant' %}", "'assistant' and loop.last %}")  # alone has the marks
-    tokenizer.chat_template = last.replace("<|eot_id|>", tokenizer.eos_token)
+    tokenizer.chat_template = last.replace("<|eot_id|>", tokenizer.eos_token).replace(": ", ":")
     data = Dataset.from_list([dict(messages=TWO)] * 3)
     row = encode_rows(data, tokenizer, assistant_only=True)[0]
     assert len(spoken(row["input_ids"], row["labels"])) == 1

@@ -6,8 +6,8 @@ import json
 import re
 import reprlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import product
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count, product
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -16,7 +16,6 @@ from transformers.utils.chat_template_utils import render_jinja_template
 # text, or a conversation: [{"role": "user", "content": "..."}, ...]
 Turns = str | Sequence[Mapping[str, Any]]
 ROLES = dict(gpt="assistant", model="assistant", assistant="assistant", developer="system")
-WHOLE = "\U000ffffd"  # a key of a block, which is written where the block is no text to a template
 
 
 def check_turns(x: Any, name: str) -> list[Any]:
@@ -93,7 +92,7 @@ def join_blocks(turns: Any) -> list[dict[str, Any]]:
     "Turns whose content is text, where it was blocks of nothing but text."
 
     def joined(x: Any) -> Any:
-        texts = [one.get("text") if isinstance(one, Mapping) else one for one in x]
+        texts: list[Any] = [one.get("text") if isinstance(one, Mapping) else one for one in x]
         return "".join(texts) if all(isinstance(text, str) for text in texts) else x
 
     return [
@@ -107,38 +106,31 @@ def lost_turn(
 ) -> int | None:
     """The first turn of which the template leaves out a text or a call. Each is exchanged for a
     mark of its own: where that is written, so is any other."""
-    fresh, names = map(chr, range(0xF0000, 0xFFFFD)), map("call_{}_x".format, range(10**9))
-    said, marked = list[tuple[str, str, int]](), list[dict[str, Any]]()
+    numbers, said, marked = count(0xF0000), list[tuple[str, str, int]](), list[dict[str, Any]]()
 
-    def mark(x: Any, fresh: Iterator[str] = fresh) -> Any:  # which Python's repr does not write
+    def mark(x: Any, shape: Callable[[int], str] = chr) -> Any:
         if isinstance(x, Mapping) and isinstance(x.get("text"), str):
-            return {**x, "text": mark(x["text"]), WHOLE: ""}
+            return {**x, "text": mark(x["text"], lambda n: chr(n) + '"')}  # no JSON writes it so
         if not isinstance(x, str) or not x.strip():
             return x
-        said.append((next(fresh), x.strip(), len(marked)))
+        said.append((shape(next(numbers)), x.strip(), len(marked)))
         return said[-1][0]
 
     for turn in turns:
-        x = turn.get("content")
+        x, calls = turn.get("content"), turn.get("tool_calls")
         new = dict(content=[*map(mark, x)] if isinstance(x, list) else mark(x))
-        new["tool_calls"] = change_calls(turn.get("tool_calls"), "name", lambda x: mark(x, names))
+        new["tool_calls"] = change_calls(calls, "name", lambda x: mark(x, "call_{}_x".format))
         marked.append({**turn, **{k: x for k, x in new.items() if k in turn}})
     try:
         text = write_turns(marked, tokenizer, **{**settings, "continue_final_message": False})
     except ValueError:  # a template that looks into what is said
         text = write_turns(turns, tokenizer, **settings)
         said = [(own, own, i) for _, own, i in said]
-    lost = [i for x, _, i in said if x not in text]
-    if WHOLE in text:
-        lost += [i for i, turn in enumerate(turns) if isinstance(turn.get("content"), list)]
-    return min(lost, default=None)
+    return next((i for x, _, i in said if x not in text), None)
 
 
 def readable_turns(
-    x: Any,  # a conversation
-    tokenizer: PreTrainedTokenizerBase,
-    name: str = "the conversation",
-    **settings: Any,
+    x: Any, tokenizer: PreTrainedTokenizerBase, name: str = "the conversation", **settings: Any
 ) -> list[Any]:
     """A conversation of which the template writes all that is said; if need be, blocks of text
     are joined, and arguments are JSON. Raises ValueError that names the turn that is left out."""
@@ -272,6 +264,9 @@ def end_mark(
     begins = re.match(added, opening) if added else None  # all turns begin alike
     if begins and (end := between.find(begins[0])) > 0:
         return len(between[:end].rstrip()) or end
+    opens_all = tokenizer.bos_token, begins and begins[0]
+    if added and not last and (match := re.match(added, between)) and match[0] not in opens_all:
+        return match.end()  # GLM: the mark of the next role ends an answer
     return None if last else 0
 
 
@@ -298,7 +293,7 @@ def generation_spans(
         return None
     options: dict[str, Any] = {**tokenizer.special_tokens_map, **settings}
     options |= dict(chat_template=template, return_assistant_tokens_mask=True)
-    return [*render_jinja_template([[*turns]], **options)[1][0]]
+    return [*render_jinja_template([[*map(dict, turns)]], **options)[1][0]]
 
 
 def answers_in(

@@ -20,10 +20,8 @@ from rlhf_nb.base.encoding import (
     Turns,
     call_texts,
     encode_prompts,
-    join_answer,
-    last_mark,
+    marked_pair,
     prompt_text,
-    strip_stop,
     template_settings,
     turn_end,
 )
@@ -363,9 +361,8 @@ def warn_of_turns(data: Any, tokenizer: PreTrainedTokenizerBase, stop_ids: Seque
     first = data[0] if isinstance(data, Dataset) and "prompt" in data.column_names else {}
     if not stop_ids or isinstance(first.get("prompt", ""), str):
         return
-    turns = join_answer(first["prompt"], "a")
-    end = last_mark(turns, tokenizer, **template_settings(first))
-    mark = turn_end(strip_stop(end, tokenizer), tokenizer)
+    asks = [dict(role="user", content="a")]  # some templates write a system turn in prompts alone
+    mark = turn_end(marked_pair(asks, "a", tokenizer, **template_settings(first)).text, tokenizer)
     if mark and tokenizer.convert_tokens_to_ids(mark) not in stop_ids:
         logger.warning(
             f"the chat template ends a turn by {mark!r}, and a response goes on behind it, to "
