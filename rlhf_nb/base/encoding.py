@@ -82,9 +82,8 @@ def _parsed(x: Any) -> Any:
 
 
 def call_texts(turns: Any) -> Any:
-    "With JSON for the arguments of calls, and None where a turn says nothing beside them."
+    "With JSON for the arguments of calls, in which a table keeps None."
     as_json = lambda x: json.dumps(x, ensure_ascii=False) if isinstance(x, Mapping) else x
-    turns = [{"content": None, **x} if x.get("tool_calls") else x for x in turns]
     return change_calls(turns, "arguments", as_json)
 
 
