@@ -792,10 +792,6 @@ def styled(tokenizers, style):
     return with_template(tokenizers, "{% for m in messages %}" + ends + end)
 
 
-def blocks(*texts):
-    return [dict(type="text", text=x) for x in texts]
-
-
 def called(arguments, content=None):
     one = dict(type="function", function=dict(name="clock", arguments=arguments))
     asks = dict(role="assistant", content=content, tool_calls=[one])
@@ -803,6 +799,7 @@ def called(arguments, content=None):
 
 
 MUTE = {"Phi 3": 1, "Gemma 3": 1, "DeepSeek R1": 1}  # write no calls
+blocks = lambda *texts: [dict(type="text", text=x) for x in texts]
 GIVEN = dict(a=2, b=None, c="d")
 FORMS = (
     {  # a conversation, and what must be read of it; behind it, who cannot
