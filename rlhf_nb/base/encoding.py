@@ -388,7 +388,7 @@ def cut_at_end(
     "A conversation as text, up to the mark that ends it; any other text as it is."
     if isinstance(x, str):
         return x
-    turns = readable_turns(x, tokenizer, **settings)
+    turns = readable_turns(x, tokenizer, "the text", **settings)
     text = write_turns(turns, tokenizer, **settings)
     place = place_of(len(turns) - 1, turns, text, tokenizer, **settings)
     end = len(text) if place is None else place[1]
