@@ -24,8 +24,8 @@ from .packing import check_left_padded, score_sums
 from .sampling import Sampling, Writing, draw_tokens, has_cache
 
 # %% auto #0
-__all__ = ['TENSORS', 'SIGNALS', 'SCHEMA', 'LATER', 'truncate_logits', 'Sample', 'sample', 'by_episode', 'by_token', 'Rollout',
-           'token_texts', 'texts_of', 'save_rollout', 'load_rollout']
+__all__ = ['TENSORS', 'SIGNALS', 'SCHEMA', 'OWN', 'LATER', 'truncate_logits', 'Sample', 'sample', 'by_episode', 'by_token',
+           'Rollout', 'token_texts', 'texts_of', 'save_rollout', 'load_rollout']
 
 # %% ../nbs/course/07_rollout.ipynb #54510149
 def truncate_logits(
@@ -98,11 +98,12 @@ TENSORS = (
 ).split()
 SIGNALS = ("logprobs ref_logprobs kl values rewards advantages returns engine_logprobs").split()
 SCHEMA = "rlhf_nb.rollout/1"
+OWN = "episode prompt response length turns stop_reason stopped kl raw_score score".split()
 LATER: Any = None  # set by a later phase; until then None, so that no zeros are averaged in
 
 # %% ../nbs/course/07_rollout.ipynb #0bc2ef6d
 def by_episode(r: Rollout) -> pd.DataFrame:
-    "One row per episode: texts, score, KL, length, and the other columns of the prompts."
+    "One row per episode: texts, score, KL, length; the prompts' columns, data/score if so named."
     frame: dict[str, list] = dict(prompt=r.prompts, response=r.responses)
     frame["length"] = r.policy_mask.sum(1).tolist()
     if r.chosen is not None:
@@ -114,7 +115,8 @@ def by_episode(r: Rollout) -> pd.DataFrame:
     for name in ("raw_scores", "scores"):
         if getattr(r, name) is not None:
             frame[name.rstrip("s")] = score_sums(getattr(r, name)).tolist()
-    return pd.DataFrame({k: column for k, column in {**frame, **r.columns}.items() if len(column)})
+    frame |= {f"data/{name}" if name in OWN else name: x for name, x in r.columns.items()}
+    return pd.DataFrame({name: column for name, column in frame.items() if len(column)})
 
 
 def by_token(r: Rollout) -> pd.DataFrame:
@@ -249,14 +251,14 @@ class Rollout:
         )
 
     def __str__(self) -> str:
-        shown = self.episodes().drop(columns=list(self.columns), errors="ignore").head(8)
+        shown = self.episodes().filter(OWN).head(8)
         short = shown.map(lambda x: f"{x[:40]}…" if isinstance(x, str) and len(x) > 41 else x)
         return f"{self!r}\n{short.to_string(float_format=lambda x: f'{x:+.2f}')}"
 
     def _repr_html_(self) -> str:
         from rlhf_nb.ui.shown import rollout_markup  # a view, when something is shown
 
-        return rollout_markup(repr(self), self.episodes().to_dict("records"), [*self.columns])
+        return rollout_markup(repr(self), self.episodes().filter(OWN).to_dict("records"))
 
 # %% ../nbs/course/07_rollout.ipynb #f30648cd
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:

@@ -32,15 +32,14 @@ from transformers import (
 
 from rlhf_nb.base.encoding import (
     Marked,
+    check_turns,
     cut_at_end,
-    drop_none,
     encode,
     front_ids,
     join_answer,
     marked_answers,
     marked_pair,
     prompt_text,
-    render,
     strip_stop,
     template_settings,
 )
@@ -99,13 +98,12 @@ def marked_row(
         known = dict(human="user", gpt="assistant")
         turns = [dict(role=known.get(x["from"], x["from"]), content=x["value"]) for x in turns]
     if not assistant_only:
-        text = cut_at_end(render(turns, tokenizer, **settings), turns, tokenizer, **settings)
-        text = strip_stop(text, tokenizer)
+        text = strip_stop(cut_at_end(turns, tokenizer, **settings), tokenizer)
         return Marked(text, [(-1, len(text))], True)
     if isinstance(turns, str):
         raise ValueError("it is no conversation, and assistant_only_loss is True.")
     first += first > 0 and turns[0]["role"] != row["prompt"][0]["role"]  # a system turn in front
-    goes_on = first > 0 and turns[first - 1] != drop_none(row["prompt"][-1])
+    goes_on = first > 0 and turns[first - 1] != check_turns(row["prompt"], "the prompt")[-1]
     marked = marked_answers(turns, tokenizer, first - goes_on, **settings)
     if goes_on and marked.answers:  # what the prompt has begun is no answer
         (start, end), *others = marked.answers

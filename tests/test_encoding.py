@@ -22,8 +22,10 @@ from rlhf_nb.base.encoding import (
     marked_answers,
     marked_pair,
     prompt_text,
+    render,
     template_settings,
 )
+from rlhf_nb.judging import RewardModelJudge
 from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import encode_pairs
 from rlhf_nb.scoring import score_ids, score_texts
@@ -265,13 +267,14 @@ def test_one_module_alone_calls_a_tokenizer_on_text():
 # ---- What a template does not show ----
 
 
-# catches: fewer labels in silence, where a template drops what was said before, or max_length does
+# catches: fewer labels in silence, where a template marks fewer answers, or max_length cuts them off
 def test_answers_that_are_not_learned_are_counted(tokenizers, monkeypatch):
 
     said: list[str] = []
     monkeypatch.setattr(supervised.logger, "warning", said.append)
     tokenizer = tokenizers["byte-level"]
-    tokenizer.chat_template = CHATML.replace("in messages", "in messages[-2:]")
+    last = MARKED.replace("'assistant' %}", "'assistant' and loop.last %}")  # alone has the marks
+    tokenizer.chat_template = last.replace("<|eot_id|>", tokenizer.eos_token).replace(": ", ":")
     data = Dataset.from_list([dict(messages=TWO)] * 3)
     row = encode_rows(data, tokenizer, assistant_only=True)[0]
     assert len(spoken(row["input_ids"], row["labels"])) == 1
@@ -293,7 +296,7 @@ def test_an_answer_takes_two_renderings(style, tokenizers, monkeypatch):
     count = lambda *given, **how: calls.append(given) or plain(*given, **how)
     monkeypatch.setattr(tokenizer, "apply_chat_template", count)
     marked_answers(TWO, tokenizer)
-    assert len(calls) == 1 + 2 * 2
+    assert len(calls) == 2 + 2 * 2  # one with marks, whether all is written
 
 
 # catches: an end mark that is guessed
@@ -432,7 +435,7 @@ def test_a_template_that_counts_turns_and_tool_calls_are_none(first, tokenizers)
         "{% set ns = namespace(n=0) %}{% for m in messages if m.role in ('user', 'assistant') and "
         "not m.tool_calls %}{% if (m.role == 'user') != (ns.n % 2 == 0) %}{{ raise_exception("
         "'roles must alternate') }}{% endif %}{% set ns.n = ns.n + 1 %}{% endfor %}"
-        "{% for m in messages if m.role != 'system' %}{% if m.tool_calls %}"
+        "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% elif m.tool_calls %}"
         "{{ '[CALLS] ' + m.tool_calls | tojson + eos_token }}{% elif m.role == 'assistant' %}"
         "{{ ' ' + m.content + eos_token }}{% else %}{{ '[' + m.role + '] ' + m.content + ' [/]' }}"
         "{% if loop.last %}{{ 'Be brief.' }}{% endif %}{% endif %}{% endfor %}",
@@ -744,3 +747,191 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
     other.chat_template = None
     with pytest.raises(ValueError, match="a prompt for the reward model is a conversation"):
         ppo(scorer(other), data=data, parts=parts)
+
+
+# ---- What is said is read: templates in the manner of published ones ----
+
+CALL = "{% for c in m.tool_calls or [] %}{% set f = c.function or c %}"
+NAMED = (
+    CALL + '<tool_call>{"name": "{{ f.name }}", "arguments": {{ ARGS }}}</tool_call>{% endfor %}'
+)
+OBJECT, GLUED, EITHER = (
+    NAMED.replace("ARGS", "f.arguments" + x)
+    for x in (" | tojson", " + ''", " if f.arguments is string else f.arguments | tojson")
+)
+ITEMS = CALL + "{{ f.name }}{% for k, v in f.arguments.items() %}({{ k }}: {{ v | tojson }})"
+ITEMS += "{% endfor %}{% endfor %}"
+PLAIN, DUMP = "{{ (m.content or '') + '' }}", "{{ m.content | tojson }}"
+ANSWER = "{{ (m.content or '').split('</think>')[-1] }}"
+STRING = "{% if m.content is string %}" + ANSWER
+PARTS = (
+    "{% else %}{% for x in m.content or [] if x.type == 'text' %}{{ x.text | trim }} {% endfor %}"
+)
+PARTS, STRING = STRING + PARTS + "{% endif %}", STRING + "{% endif %}"
+CALLED = "{% if m.tool_calls %}" + OBJECT + "{% else %}{{ m.content | trim }}{% endif %}"
+BY_NONE = "{% if m.content is none %}" + GLUED + "{% else %}" + ANSWER + "{% endif %}"
+FOUR = ("system", "user", "tool", "assistant")
+STYLES = {  # what is written of a turn of these roles; nothing is of others
+    "Qwen 2.5": dict.fromkeys(FOUR, PLAIN + OBJECT),
+    "Qwen 3": dict.fromkeys(FOUR, STRING + EITHER),
+    "Llama 3": dict.fromkeys((*FOUR, "human", "developer"), CALLED) | dict(tool=DUMP),
+    "Phi 3": dict.fromkeys(("system", "user", "assistant"), PLAIN),
+    "GLM 4": dict.fromkeys(FOUR, PARTS + ITEMS),
+    "gpt-oss": dict.fromkeys((*FOUR, "developer"), CALLED) | dict(tool=DUMP),
+    "DeepSeek 3": dict.fromkeys(FOUR, PLAIN) | dict(assistant=ANSWER + GLUED),
+    "DeepSeek R1": dict.fromkeys(FOUR, PLAIN) | dict(assistant=BY_NONE),  # None does not reach it
+    "Gemma 3": dict.fromkeys((*FOUR, "model"), PARTS),
+}
+
+
+def styled(tokenizers, style):
+    each = "{% if m.role == 'ROLE' %}<|ROLE|>\n"
+    turns = [each.replace("ROLE", x) + says for x, says in STYLES[style].items()]
+    end = "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    ends = "<|end|>\n{% endif %}".join([*turns, "{% endfor %}"])
+    return with_template(tokenizers, "{% for m in messages %}" + ends + end)
+
+
+def called(arguments, content=None):
+    one = dict(type="function", function=dict(name="clock", arguments=arguments))
+    asks = dict(role="assistant", content=content, tool_calls=[one])
+    return [ONE[0], asks, turn("tool", "noon"), turn("assistant", "There you are")]
+
+
+MUTE = {"Phi 3": 1, "Gemma 3": 1, "DeepSeek R1": 1}  # write no calls
+blocks = lambda *texts: [dict(type="text", text=x) for x in texts]
+GIVEN = dict(a=2, b=None, c="d")
+FORMS = (
+    {  # a conversation, and what must be read of it; behind it, who cannot
+        "plain": (TALKS["a system turn"], ["Be brief.", *(x["content"] for x in TWO)], {}),
+        "blanks": ([turn("system", " \n"), ONE[0], turn("assistant", "")], ["Who are you?"], {}),
+        "thoughts": ([ONE[0], turn("assistant", "<think>no</think>yes"), *TWO[2:]], ["yes"], {}),
+        "blocks": (
+            [turn("user", blocks("Who are ", "you?")), turn("assistant", blocks("A", " model."))],
+            ["Who are you?", "A model."],
+            {},
+        ),
+        "tool blocks": ([*ONE, turn("tool", blocks("noon"))], ["noon"], {"Phi 3": 2}),
+        "an object": (called(GIVEN), ["clock", GIVEN], MUTE),
+        "JSON": (called(json.dumps(GIVEN)), ["clock", GIVEN], MUTE),
+        "text beside a call": (
+            called(GIVEN, "Is it late?"),
+            ["Is it late?", "clock"],
+            MUTE | {"Llama 3": 1, "gpt-oss": 1},
+        ),
+    }
+    | {
+        role: ([turn(role, "no"), *ONE], ["no"], {x: 0 for x in STYLES if role not in STYLES[x]})
+        for role in ("human", "gpt", "model", "User", "developer")
+    }
+)
+
+
+# catches: a turn, a text or a call that is lost without a word (or found since "no" is elsewhere);
+# Python's repr or JSON of blocks; arguments that are encoded twice, or lose a None; thoughts, blanks
+# and trimmed texts that are called lost
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("style", STYLES)
+def test_what_is_said_is_read_or_named(style, form, tokenizers):
+    tokenizer, (talk, said, lost) = styled(tokenizers, style), FORMS[form]
+    if style in lost:
+        i, role = lost[style], talk[lost[style]]["role"]
+        with pytest.raises(ValueError, match=f"it: .* turn {i} of role '{role}' says .*template"):
+            render(talk, tokenizer, "it")
+        return
+    text = render(talk, tokenizer)
+    for x in said:
+        if isinstance(x, dict):
+            items = "".join(f"({k}: {json.dumps(v)})" for k, v in x.items())
+            assert (items if style == "GLM 4" else json.dumps(x)) in text
+        else:
+            assert squeezed(x) in squeezed(text)
+    assert "text" not in text and '\\"' not in text
+
+
+def cut(talk):
+    return [talk[0], turn("assistant", talk[1]["content"][:1])]
+
+
+DOORS = {
+    "SFT": lambda t, talk: encode_rows(Dataset.from_list([dict(messages=talk)]), t)[:],
+    "answers": lambda t, talk: encode_rows(
+        Dataset.from_list([dict(messages=talk)]), t, assistant_only=True
+    )[:],
+    "completions": lambda t, talk: encode_rows(
+        Dataset.from_list([dict(prompt=talk[:1], completion=talk[1:])]), t
+    )[:],
+    "pairs": lambda t, talk: encode_pairs(
+        Dataset.from_list([dict(prompt=talk[:1], chosen=talk[1:], rejected=cut(talk)[1:])]),
+        t,
+    )[:],
+    "whole pairs": lambda t, talk: encode_pairs(
+        Dataset.from_list([dict(chosen=talk, rejected=cut(talk))]), t
+    )[:],
+    "PPO": lambda t, talk: collate_prompts([dict(prompt=talk[:1])], t)["prompt"],
+    "scores": lambda t, talk: score_texts(scorer(t), t, [talk[:1]], ["no"]).tolist(),
+    "judge": lambda t, talk: RewardModelJudge(scorer(t), t)(
+        ["?"], [("no", "yes")], conversations=[talk[:1]]
+    ),
+}
+
+
+# catches: a door that does not ask
+@pytest.mark.parametrize("door", DOORS)
+def test_no_door_loses_a_turn(door, tokenizers):
+    tokenizer, read = styled(tokenizers, "Qwen 2.5"), DOORS[door]
+    assert read(tokenizer, FORMS["blocks"][0]) == read(tokenizer, ONE)
+    with pytest.raises(ValueError, match="turn 0 of role 'human' .* such as 'user'"):
+        read(tokenizer, [turn("human", "Is it late?"), ONE[1]])
+
+
+# catches: a template refused that would refuse a mark in place of a text; a run refused whose
+# prompts are read, since behind an answer the template leaves out the system's turn
+def test_what_is_read_is_not_refused(tokenizers):
+    looks = "(m.content.split('. ')[0] + '. ' + m.content.split('. ')[1])"
+    tokenizer = with_template(tokenizers, CHATML.replace("m.content", looks))
+    assert "Yes. Say no" in render([turn("user", "Yes. Say no")], tokenizer)
+    last = "{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}"
+    last = "{% if m.role == 'user' %}[INST] " + last + "{{ m.content }} [/INST]{% elif m.role == "
+    last += "'assistant' %} {{ m.content + eos_token }}{% endif %}"
+    tokenizer.chat_template = "{% for m in messages %}" + last + "{% endfor %}"
+    talk = TALKS["a system turn"]
+    prompts.warn_of_turns(Dataset.from_list([dict(prompt=talk[:2])]), tokenizer, [1])
+    assert "Be brief.Who are you?" in prompt_text(talk[:2], tokenizer)
+    with pytest.raises(ValueError, match="turn 0 of role 'system'"):
+        render(talk, tokenizer)
+
+
+# catches: a None of the user's that is dropped, and one that a table added that is read
+def test_only_what_a_table_added_is_dropped(tokenizers):
+    tokenizer = styled(tokenizers, "Qwen 2.5")
+    talks = [called(GIVEN), called(dict(x=1))]
+    texts = [json.dumps(GIVEN), json.dumps(dict(x=1))]
+    found = lambda rows: [re.findall(r'ts": (\{.*?\})\}<', render(x, tokenizer))[0] for x in rows]
+    as_json = [called(x) for x in texts]
+    table = lambda talks: Dataset.from_list([dict(prompt=x) for x in talks])["prompt"][:]
+    own = prompts.as_data([dict(prompt=x, made=[dict(arguments=dict(x=1))]) for x in talks])
+    assert found(talks) == found(own["prompt"]) == found(table(as_json)) == texts
+    assert own["made"][0] == [dict(arguments=dict(x=1))]  # no turn, so left as it is
+    assert found(table(talks)) == ['{"a": 2, "c": "d"}', '{"x": 1}']  # which cannot be told apart
+    tools = [dict(name="a", default=None)]
+    assert template_settings(dict(tools=json.dumps(tools))) == dict(tools=tools)
+
+
+# catches: GLM's answers of which only the last one learns to end; an end where a template writes
+# none, or the mark that opens every turn
+@pytest.mark.parametrize(
+    ("user", "assistant", "end"),
+    [
+        ("<start_of_turn>", "<|start_header_id|>", "<start_of_turn>"),
+        ("<|im_start|>user", "<|im_start|>assistant", ""),
+        ("user: ", "assistant: ", ""),
+    ],
+)
+def test_every_answer_ends_or_none(user, assistant, end, tokenizers):
+    tokenizer = with_template(
+        tokenizers,
+        f"{{% for m in messages %}}{{{{ ('{user}' if m.role == 'user' else '{assistant}') + m.content"
+        f" }}}}{{% endfor %}}{{% if add_generation_prompt %}}{assistant}{{% endif %}}",
+    )
+    assert said_of(TWO, tokenizer) == ["A model." + end, "There you are"]  # and EOS, as an id

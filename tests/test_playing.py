@@ -302,7 +302,7 @@ def test_a_conversation_that_is_played_has_the_ids_of_the_whole(name, pieces):
         (written(*CHAT["mistral"]), "tool", "no tool"),
         (written(IM % ("{{ loop.index }}" + TEXT), OPENS), "user", "same text around"),
         (written(IM % "{{ m.content | upper }}", OPENS), "user", "an answer 0 times"),
-        ("{{ messages[-1].content }}", "user", "an answer 0 times and an observation"),
+        ("{{ messages[-1].content }}", "user", "not write all that turn 0"),
     ],
 )
 def test_a_template_that_cannot_go_on_is_refused(signs, template, role, said):

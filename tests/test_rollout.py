@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, StopStringCriter
 
 from rlhf_nb.masks import left_pad
 from rlhf_nb.rollout import (
+    OWN,
     SIGNALS,
     TENSORS,
     Rollout,
@@ -488,6 +489,20 @@ def test_tables_show_real_tokens_alone():
     assert episodes.length.tolist() == r.mask.sum(1).tolist()
     assert episodes.kl[1] == pytest.approx(r.kl[1, :2].sum().item())
     assert "<script>" not in r._repr_html_() and "</script><b>" not in r._repr_html_()
+
+
+# catches: a data set's own columns in place of ours, or ours left out with them, in tables and views
+def test_columns_with_our_names_get_a_prefix():
+    r = filled(5)
+    theirs = {name: ["theirs"] * len(r) for name in OWN}
+    taken, plain = r.with_(columns=theirs | dict(label=range(len(r)))), r.with_(columns={})
+    frame = taken.episodes()
+    assert frame[[*plain.episodes()]].equals(plain.episodes()) and [*frame.label] == [
+        *range(len(r))
+    ]
+    assert all((frame[f"data/{name}"] == "theirs").all() for name in OWN)
+    assert str(taken) == str(plain) and taken._repr_html_() == plain._repr_html_()
+    assert "score" not in r.with_(scores=None, columns=theirs).episodes()
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "empty", "header"])

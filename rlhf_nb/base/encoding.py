@@ -6,7 +6,8 @@ import json
 import re
 import reprlib
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count, product
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -14,10 +15,13 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 # text, or a conversation: [{"role": "user", "content": "..."}, ...]
 Turns = str | Sequence[Mapping[str, Any]]
+ROLES = dict(gpt="assistant", model="assistant", assistant="assistant", developer="system")
 
 
 def check_turns(x: Any, name: str) -> list[Any]:
-    "A conversation as a list. Raises ValueError that names it where it is none."
+    """A conversation as a list, without the None of a table, and with calls whose arguments are
+    objects. A None among these stays where no table put it: in JSON, and where the turns have
+    different keys, which a table gives them all. Raises ValueError that names what is none."""
     turns = list(x) if isinstance(x, (list, tuple)) else []
     if not turns or not all(isinstance(turn, Mapping) for turn in turns):
         raise ValueError(
@@ -31,7 +35,8 @@ def check_turns(x: Any, name: str) -> list[Any]:
                 f"{name} has the turn {reprlib.repr(turn)}, whose role or content is no text: give "
                 "turns such as {'role': 'user', 'content': '...'}."
             )
-    return drop_none(turns)
+    of_table = len({frozenset(turn) for turn in turns}) == 1
+    return change_calls(drop_none(turns if of_table else call_texts(turns)), "arguments", _parsed)
 
 
 def template_settings(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,7 +46,7 @@ def template_settings(row: Mapping[str, Any]) -> dict[str, Any]:
     for name, kind in (("tools", list), ("chat_template_kwargs", dict)):
         x = row.get(name) or kind()
         try:
-            given[name] = drop_none(json.loads(x) if isinstance(x, str) else x)
+            given[name] = json.loads(x) if isinstance(x, str) else drop_none(x)
         except ValueError as error:
             raise ValueError(f"{name} is {reprlib.repr(x)}: it is no JSON ({error}).") from error
         if not isinstance(given[name], kind):
@@ -59,16 +64,110 @@ def drop_none(x: Any) -> Any:
     return [drop_none(value) for value in x] if isinstance(x, list) else x
 
 
+def change_calls(x: Any, key: str, change: Callable[[Any], Any]) -> Any:
+    "Turns, or their calls, with another name or other arguments in each call."
+    if not isinstance(x, Mapping):
+        return [change_calls(one, key, change) for one in x] if isinstance(x, list) else x
+    inner = {k: change_calls(x[k], key, change) for k in ("tool_calls", "function") if k in x}
+    return {**x, **inner} | ({key: change(x[key])} if key in x else {})
+
+
+def _parsed(x: Any) -> Any:
+    "The object of which a text is the JSON; anything else as it is."
+    try:
+        found = json.loads(x or "{}") if isinstance(x, str) else x
+    except ValueError:
+        return x
+    return found if isinstance(found, Mapping) else x
+
+
+def call_texts(turns: Any) -> Any:
+    "With JSON for the arguments of calls, in which a table keeps None."
+    as_json = lambda x: json.dumps(x, ensure_ascii=False) if isinstance(x, Mapping) else x
+    return change_calls(turns, "arguments", as_json)
+
+
+def join_blocks(turns: Any) -> list[dict[str, Any]]:
+    "Turns whose content is text, where it was blocks of nothing but text."
+
+    def joined(x: Any) -> Any:
+        texts: list[Any] = [one.get("text") if isinstance(one, Mapping) else one for one in x]
+        return "".join(texts) if all(isinstance(text, str) for text in texts) else x
+
+    return [
+        {**turn, "content": joined(x)} if isinstance(x := turn.get("content"), list) else turn
+        for turn in turns
+    ]
+
+
+def lost_turn(
+    turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **settings: Any
+) -> int | None:
+    """The first turn of which the template leaves out a text or a call. Each is exchanged for a
+    mark of its own: where that is written, so is any other."""
+    numbers, said, marked = count(0xF0000), list[tuple[str, str, int]](), list[dict[str, Any]]()
+
+    def mark(x: Any, shape: Callable[[int], str] = chr) -> Any:
+        if isinstance(x, Mapping) and isinstance(x.get("text"), str):
+            return {**x, "text": mark(x["text"], lambda n: chr(n) + '"')}  # no JSON writes it so
+        if not isinstance(x, str) or not x.strip():
+            return x
+        said.append((shape(next(numbers)), x.strip(), len(marked)))
+        return said[-1][0]
+
+    for turn in turns:
+        x, calls = turn.get("content"), turn.get("tool_calls")
+        new = dict(content=[*map(mark, x)] if isinstance(x, list) else mark(x))
+        new["tool_calls"] = change_calls(calls, "name", lambda x: mark(x, "call_{}_x".format))
+        marked.append({**turn, **{k: x for k, x in new.items() if k in turn}})
+    try:
+        text = write_turns(marked, tokenizer, **{**settings, "continue_final_message": False})
+    except ValueError:  # a template that looks into what is said
+        text = write_turns(turns, tokenizer, **settings)
+        said = [(own, own, i) for _, own, i in said]
+    return next((i for x, _, i in said if x not in text), None)
+
+
+def readable_turns(
+    x: Any, tokenizer: PreTrainedTokenizerBase, name: str = "the conversation", **settings: Any
+) -> list[Any]:
+    """A conversation of which the template writes all that is said; if need be, blocks of text
+    are joined, and arguments are JSON. Raises ValueError that names the turn that is left out."""
+    turns, problems = check_turns(x, name), dict[bool, ValueError]()
+    as_given = lambda turns: turns
+    for blocks, calls in product((as_given, join_blocks), (as_given, call_texts)):
+        try:
+            if (i := lost_turn(calls(blocks(turns)), tokenizer, name=name, **settings)) is None:
+                return calls(blocks(turns))
+            role = turns[i]["role"]
+            problems[True] = ValueError(
+                f"{name}: the chat_template does not write all that turn {i} of role {role!r} says "
+                f"({reprlib.repr(turns[i])}), so that no model would read it: give it text alone, "
+                "or calls alone, in a role that the template knows, such as "
+                f"{ROLES.get(role.lower(), 'user')!r}, or set another tokenizer.chat_template."
+            )
+        except ValueError as error:
+            problems.setdefault(False, error)
+    raise problems[max(problems)]
+
+
 def render(
     x: Any,  # text or a conversation
     tokenizer: PreTrainedTokenizerBase,
     name: str = "the text",  # that an error calls it, such as "prompt 3"
     **settings: Any,  # of the chat template
 ) -> str:
-    "Text as it is, a conversation through the chat template. Raises ValueError on anything else."
+    """Text as it is, a conversation through the chat template. Raises ValueError that names it on
+    anything else, and where the template leaves out what is said."""
     if isinstance(x, str):
         return x
-    turns = check_turns(x, name)
+    return write_turns(readable_turns(x, tokenizer, name, **settings), tokenizer, name, **settings)
+
+
+def write_turns(
+    turns: Any, tokenizer: PreTrainedTokenizerBase, name: str = "the conversation", **settings: Any
+) -> str:
+    "A conversation through the chat template, whatever that leaves out."
     if not tokenizer.chat_template:
         raise ValueError(
             f"{name} is a conversation and the tokenizer has no chat_template: set "
@@ -77,7 +176,7 @@ def render(
     try:
         return str(tokenizer.apply_chat_template(turns, tokenize=False, **settings))
     except Exception as error:  # whatever a template raises
-        why = f"the chat_template refuses {reprlib.repr(x)}: {' '.join(str(error).split())}"
+        why = f"the chat_template refuses {reprlib.repr(turns)}: {' '.join(str(error).split())}"
         raise ValueError(f"{name}: {why}.") from error
 
 
@@ -121,11 +220,11 @@ def place_of(
     kept = {k: x for k, x in turns[i].items() if k in ("role", "name", "tool_call_id")}
     changed = [*turns[:i], dict(kept, content=said), *turns[i + 1 :]]
     try:
-        new = render(changed, tokenizer, f"the conversation, with another turn {i}", **settings)
+        new = write_turns(changed, tokenizer, f"with another turn {i}, it", **settings)
     except ValueError:  # Mistral counts turns, and one that calls a tool is none
         if i + 1 == len(turns):
             raise
-        own = render(upto := turns[: i + 1], tokenizer, "the conversation", **settings)
+        own = write_turns(upto := turns[: i + 1], tokenizer, **settings)
         if (place := place_of(i, upto, own, tokenizer, **settings)) is None:
             return None
         said, at = own[slice(*place)], -1
@@ -164,6 +263,9 @@ def end_mark(
     begins = re.match(added, opening) if added else None  # all turns begin alike
     if begins and (end := between.find(begins[0])) > 0:
         return len(between[:end].rstrip()) or end
+    opens_all = tokenizer.bos_token, begins and begins[0]
+    if added and not last and (match := re.match(added, between)) and match[0] not in opens_all:
+        return match.end()  # GLM: the mark of the next role ends an answer
     return None if last else 0
 
 
@@ -176,7 +278,7 @@ def last_mark(
     turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **settings: Any
 ) -> str:
     "What the template writes behind the last turn; white space at its end only if alone."
-    text = render(turns, tokenizer, **settings)
+    text = write_turns(turns, tokenizer, **settings)
     place = place_of(len(turns) - 1, turns, text, tokenizer, **settings)
     return trim_tail(text[place[1] :]) if place else ""
 
@@ -190,7 +292,7 @@ def generation_spans(
         return None
     options: dict[str, Any] = {**tokenizer.special_tokens_map, **settings}
     options |= dict(chat_template=template, return_assistant_tokens_mask=True)
-    return [*render_jinja_template([drop_none([*turns])], **options)[1][0]]
+    return [*render_jinja_template([[*map(dict, turns)]], **options)[1][0]]
 
 
 def answers_in(
@@ -201,7 +303,8 @@ def answers_in(
 ) -> tuple[str, list[tuple[int, int]]]:
     """A conversation as text, and the assistant's answers in it: the first character of each, and
     the one after its end mark. Raises ValueError where the template does not show them."""
-    text = render(turns, tokenizer, "the conversation", **settings)
+    turns = readable_turns(turns, tokenizer, **settings)
+    text = write_turns(turns, tokenizer, **settings)
     if (marked := generation_spans(turns, tokenizer, **settings)) is not None:
         of_prompt = generation_spans(turns[:first], tokenizer, **settings) if first else None
         return text, marked[len(of_prompt or []) :]
@@ -220,13 +323,13 @@ def answers_in(
     else:
         last = last_mark(turns[:upto], tokenizer, **settings)
     opens = dict(settings, add_generation_prompt=True)
-    given = {i: render(turns[:i], tokenizer, **opens) for i in places if i}
+    given = {i: write_turns(turns[:i], tokenizer, **opens) for i in places if i}
     begins = {i: len(before) for i, before in given.items() if text.startswith(before)}
 
     def opening_mark(i: int) -> str:
         "What the template writes to open an answer."
         before = given.get(i, "")
-        return before and before[overlap(render(turns[:i], tokenizer, **settings), before) :]
+        return before and before[overlap(write_turns(turns[:i], tokenizer, **settings), before) :]
 
     opening, lead = "", ""  # of an answer, and the space behind it
     if given and len(begins) < len(places):
@@ -277,7 +380,6 @@ def strip_stop(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def cut_at_end(
-    text: str,  # of x, as of `render`
     x: Any,  # text or a conversation
     tokenizer: PreTrainedTokenizerBase,
     ends: bool = True,  # False: up to what the last turn says
@@ -285,8 +387,10 @@ def cut_at_end(
 ) -> str:
     "A conversation as text, up to the mark that ends it; any other text as it is."
     if isinstance(x, str):
-        return text
-    place = place_of(len(x) - 1, x, text, tokenizer, **settings)
+        return x
+    turns = readable_turns(x, tokenizer, "the text", **settings)
+    text = write_turns(turns, tokenizer, **settings)
+    place = place_of(len(turns) - 1, turns, text, tokenizer, **settings)
     end = len(text) if place is None else place[1]
     return text[:end] + (trim_tail(text[end:]) if ends else "")
 
@@ -314,19 +418,6 @@ def marked_answers(
     return Marked(text, [*answers[:-1], (start, len(text))], True, left_out)
 
 
-def _as_text(turns: Any) -> list[dict[str, Any]]:
-    "Turns whose content is text, where it was blocks of nothing but text."
-    plain = []
-    for turn in turns:
-        blocks = turn.get("content")
-        if isinstance(blocks, list):
-            texts: list[Any] = [x.get("text") if isinstance(x, Mapping) else None for x in blocks]
-            if all(isinstance(text, str) for text in texts):
-                turn = {**turn, "content": "".join(texts)}
-        plain.append(turn)
-    return plain
-
-
 def join_answer(prompt: Turns, answer: Turns) -> Turns:
     """Prompt and answer as one text or one conversation; text to a conversation is what the
     assistant says, and goes on with an answer that the prompt has begun. An answer that repeats its
@@ -346,7 +437,7 @@ def join_answer(prompt: Turns, answer: Turns) -> Turns:
         )
     reply = [dict(role="assistant", content=answer)] if isinstance(answer, str) else [*answer]
     for later in (reply, reply[1:] if reply[0]["role"] in ("system", "developer") else []):
-        if _as_text(later[: len(prompt)]) == _as_text(prompt):
+        if join_blocks(later[: len(prompt)]) == join_blocks(prompt):
             return reply
     if not (is_begun(prompt) and is_begun(reply[:1])):
         return [*prompt, *reply]
@@ -366,14 +457,13 @@ def marked_pair(
     "Prompt and answer as one text, in which the answer counts; see `join_answer`."
     turns: Any = join_answer(prompt, answer)
     if not isinstance(prompt, str) and turns[0]["role"] != prompt[0]["role"]:
-        prompt = [turns[0], *prompt]  # with the answer's system turn
-    text = render(turns, tokenizer, **settings)
+        prompt = [turns[0], *check_turns(prompt, "the prompt")]  # with the answer's system turn
+    text = cut_at_end(turns, tokenizer, ends, **settings)
     given = prompt_text(prompt, tokenizer, **settings)
     start = overlap(given, text)
     if start < len(given) and not is_begun(prompt):  # the answer changes how the prompt is written
         spans = answers_in(turns, tokenizer, len(prompt), **settings)[1]
         start = spans[0][0] if spans else start
-    text = cut_at_end(text, turns, tokenizer, ends, **settings)
     if ends:
         text = text[:start] + strip_stop(text[start:], tokenizer)
     return Marked(text, [(start, len(text))], ends)
@@ -390,8 +480,7 @@ def pair_texts(
     settings = template_settings(row)
     if row.get("prompt") is not None:
         return [marked_pair(row["prompt"], row[name], tokenizer, **settings) for name in ANSWERS]
-    both = [(render(row[name], tokenizer, **settings), row[name]) for name in ANSWERS]
-    complete = (cut_at_end(text, x, tokenizer, **settings) for text, x in both)
+    complete = (cut_at_end(row[name], tokenizer, **settings) for name in ANSWERS)
     texts = [strip_stop(text, tokenizer) for text in complete]
     return [Marked(text, [(-1, len(text))], True) for text in texts]
 

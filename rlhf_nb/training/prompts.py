@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from rlhf_nb.base.encoding import (
     Turns,
+    call_texts,
     encode_prompts,
     marked_pair,
     prompt_text,
@@ -206,7 +207,8 @@ def as_data(data: Any, name: str = "the data set") -> Any:
     )
     if isinstance(data, Mapping) and data and all(len(x) and rows(x) for x in data.values()):
         return {split: as_data(x, f"{name}[{split!r}]") for split, x in data.items()}
-    rows_given = [{k: plain(x) for k, x in row.items()} for row in rows_of(data, name)]
+    keep = lambda x: call_texts(x) if isinstance(x, list) and x and not is_row(x[0]) else x
+    rows_given = [{k: keep(plain(x)) for k, x in row.items()} for row in rows_of(data, name)]
     try:
         return Dataset.from_dict(columns_of(rows_given))
     except (ValueError, TypeError) as error:  # of Arrow
@@ -357,8 +359,8 @@ def warn_of_turns(data: Any, tokenizer: PreTrainedTokenizerBase, stop_ids: Seque
     first = data[0] if isinstance(data, Dataset) and "prompt" in data.column_names else {}
     if not stop_ids or isinstance(first.get("prompt", ""), str):
         return
-    pair = marked_pair(first["prompt"], "a", tokenizer, **template_settings(first))
-    mark = turn_end(pair.text, tokenizer)
+    asks = [dict(role="user", content="a")]  # some templates write a system turn in prompts alone
+    mark = turn_end(marked_pair(asks, "a", tokenizer, **template_settings(first)).text, tokenizer)
     if mark and tokenizer.convert_tokens_to_ids(mark) not in stop_ids:
         logger.warning(
             f"the chat template ends a turn by {mark!r}, and a response goes on behind it, to "

@@ -230,7 +230,6 @@ def columns_of(rollout: Rollout) -> pd.DataFrame:
     "What is known of each episode, one row for each."
     storable = lambda column: [_storable(x) for x in column]
     columns = {_storable(name): storable(x) for name, x in rollout.columns.items()}
-    columns.pop("episode", None)
     texts = dict(prompts=storable(rollout.prompts), responses=storable(rollout.responses))
     frame = rollout.with_(**texts, columns=columns).episodes()
     return pd.DataFrame(dict(episode=range(len(rollout)))).join(frame)

@@ -34,7 +34,6 @@ OF_FOLDER = (*SUFFIXES[:-1], ".table.json")  # other JSON in a folder is setting
 TOKEN = ("tokens", "token_ids", "token_mask", *SIGNALS)  # a list an episode
 SCORES = ("scores", "raw_scores")  # a number an episode, or a list
 TARGETS = ("prompt", "response", "messages", "step", "stopped", *SCORES, *TOKEN)
-TAKEN = {"episode", "prompt", "response", "length", "stopped", "kl", "score", "raw_score"}
 TRUTHS = dict(true=1.0, false=0.0)
 STOPS = TRUTHS | dict(stop=1.0, eos=1.0, length=0.0, max_tokens=0.0)
 
@@ -434,7 +433,6 @@ def rollout_from(
     notes.append(f"Not in this file: {', '.join(absent)}." if absent else "Nothing is missing.")
     empty: Any = torch.zeros(len(episodes), 0, dtype=torch.long)
     others = [one.get("columns", {}) for one in episodes]
-    named = lambda name: f"{name} (of the file)" if name in TAKEN else name
     return Rollout(
         empty,
         empty.bool(),
@@ -445,7 +443,7 @@ def rollout_from(
         conversations=[turns_of(x) or text_of(x) for x in column("prompt")],
         responses=responses if "response" in targets else ["".join(row) for row in tokens],
         tokens=tokens,
-        columns={named(x): [_cell(one.get(x)) for one in others] for x in _columns(others)},
+        columns={x: [_cell(one.get(x)) for one in others] for x in _columns(others)},
         info=info,
     )
 

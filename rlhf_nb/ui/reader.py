@@ -22,7 +22,7 @@ from traitlets import Dict
 
 from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.packing import score_sums
-from rlhf_nb.rollout import SIGNALS, Rollout
+from rlhf_nb.rollout import OWN, SIGNALS, Rollout
 from rlhf_nb.tldr import SLOT, gold_judge
 from rlhf_nb.training.prompts import turns_of
 from rlhf_nb.ui.episodes import (
@@ -52,7 +52,7 @@ NO_PROMPT = "(the text of the prompt was not kept)"
 
 def _columns(frame: pd.DataFrame) -> dict[str, list[Any]]:
     "What came with the prompts: numbers as they are, anything else as visible text."
-    usual = {"episode", "prompt", "response", "length", "stopped", "kl", "raw_score", "score"}
+    usual = {*OWN} - {"turns", "stop_reason"}
     columns: dict[str, list[Any]] = {}
     for name in (str(name) for name in frame.columns if name not in usual):
         if pd.api.types.is_numeric_dtype(given := frame[name]):

@@ -16,11 +16,9 @@ from rlhf_nb.ui.viz import episode_table
 def rollout_markup(
     title: str,
     episodes: Sequence[Mapping[Any, Any]],  # column -> value, each
-    columns: Sequence[str],  # those that came with the prompts, which are left out
 ) -> Html:
-    "The first episodes of a rollout, without prompts and columns."
-    hidden = {"prompt", *columns}
-    rows = [{str(k): x for k, x in row.items() if k not in hidden} for row in episodes[:8]]
+    "The first episodes of a rollout, without prompts."
+    rows = [{str(k): x for k, x in row.items() if k != "prompt"} for row in episodes[:8]]
     return episode_table(rows, title=title, of=len(episodes))
 
 
