@@ -411,7 +411,8 @@ class SealedTrainer(Trainer):
     def create_scheduler(self, num_training_steps: int, *given: Any, **more: Any) -> Any:
         "Trainer's; what this run's settings make of the optimizer is kept for a resume."
         scheduler: Any = super().create_scheduler(num_training_steps, *given, **more)
-        warn_of_warm_up(scheduler, self.args, num_training_steps)
+        if self.args.warmup_steps:
+            warn_of_warm_up(scheduler, self.args, num_training_steps)
         groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
         self.fresh_groups = [{**group} for group in groups]
         return scheduler
