@@ -86,6 +86,24 @@ def writable(
         )
 
 
+MOST_LEVELS = 100  # of lists and objects within each other
+
+
+def parse_json(text: str | bytes, **how: Any) -> Any:
+    """As `json.loads`. Raises ValueError for what is no JSON, and for what is nested so deeply that
+    whoever walks through it would run out of stack."""
+    try:
+        value = json.loads(text, **how)
+        inside, levels = [value], 0
+        while inside := [x for x in inside if isinstance(x, (dict, list))]:
+            inside = [y for x in inside for y in (x.values() if isinstance(x, dict) else x)]
+            if (levels := levels + 1) > MOST_LEVELS:
+                raise RecursionError
+    except RecursionError:
+        raise ValueError(f"it is nested more than {MOST_LEVELS} levels deep") from None
+    return value
+
+
 def read_jsonl(
     path: str | Path,
 ) -> list[dict[str, Any]]:  # one for each line
@@ -97,7 +115,7 @@ def read_jsonl(
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             if not isinstance(row, dict):
                 raise ValueError("a row is an object")
             rows.append(row)
@@ -198,4 +216,4 @@ def to_json(x: Any) -> str:
 
 def from_json(text: str) -> Any:
     "What `to_json` was given."
-    return json.loads(text, object_hook=_untag)
+    return parse_json(text, object_hook=_untag)
