@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .base.files import written_to
+from .base.files import parse_json, written_to
 from .base.markdown import inline_markdown, on_hub, two_columns
 from .base.opened import unwrap
 from .base.sharding import load_full
@@ -91,7 +91,7 @@ def seal(folder: str | Path, **run: Any) -> None:
 def _manifest(folder: Path) -> dict[str, Any]:
     "Read what `seal` wrote. Raises ValueError if it cannot be read."
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = parse_json((folder / MANIFEST).read_text())
     except ValueError:
         manifest = None
     if not isinstance(manifest, dict) or not all(

@@ -504,6 +504,7 @@ DAMAGE = {  # what is done to tensors, lists or header of a file
     "columns a list": lambda t, d, h: d.update(columns=[1]),
     "a short column": lambda t, d, h: d.update(columns=dict(x=[1])),
     "info a list": lambda t, d, h: d.update(info=[1]),
+    "deep": lambda t, d, h: h.update(described="[" * 10**5),
     "a field more": lambda t, d, h: d.update(other=1),
 }
 

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ def writable(
 
 
 MOST_LEVELS = 100  # of lists and objects within each other
+MOST_SETTINGS = 2**16  # characters of a YAML file
 
 
 def parse_json(text: str | bytes, **how: Any) -> Any:
@@ -102,6 +104,44 @@ def parse_json(text: str | bytes, **how: Any) -> Any:
     except RecursionError:
         raise ValueError(f"it is nested more than {MOST_LEVELS} levels deep") from None
     return value
+
+
+def read_object(
+    path: Path,
+    absent: dict[str, Any] | None = None,  # where there is no file; None: FileNotFoundError
+) -> dict[str, Any]:
+    "The object of a JSON file. Raises ValueError naming a bad file."
+    if absent is not None and not path.is_file():
+        return absent
+    try:
+        value = parse_json(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError(f"it holds a {type(value).__name__}, and an object was expected")
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): fix or remove it.") from error
+    return value
+
+
+def yaml_text(path: str | Path) -> str:
+    """The text of a file of settings. Raises yaml.YAMLError where it is no YAML, ValueError where
+    it is deep, or long once its aliases are written out."""
+    import yaml
+
+    @cache
+    def length(x: Any) -> int:
+        "Of a node, a pair of them or a text."
+        x = getattr(x, "value", x)
+        return len(x) if isinstance(x, str) else 1 + sum(map(length, x))
+
+    with open(path, encoding="utf-8") as file, suppress(RecursionError):
+        text = file.read(MOST_SETTINGS + 1)
+        small = len(text) <= MOST_SETTINGS
+        if small and length(yaml.compose(text, yaml.SafeLoader) or "") <= MOST_SETTINGS:
+            return text
+    raise ValueError(
+        f"with its aliases written out it is nested deeply, or has over {MOST_SETTINGS:,} "
+        "characters: give a file of settings"
+    )
 
 
 def read_jsonl(
@@ -132,12 +172,9 @@ def log_history(
     path: Path,  # a trainer_state.json
 ) -> list[dict[str, Any]]:
     "What a run logged. Raises ValueError where the file is damaged."
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["log_history"]
-        if not all(isinstance(row, dict) for row in rows):
-            raise ValueError("its log_history is no list of objects")
-    except (ValueError, TypeError, LookupError) as error:
-        raise ValueError(f"{path} is damaged ({error}): remove it") from error
+    rows = read_object(path).get("log_history")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{path} is damaged (its log_history is no list of objects): remove it")
     return rows
 
 

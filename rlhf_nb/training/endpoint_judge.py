@@ -8,22 +8,18 @@ import json
 import os
 import random
 import re
-import ssl
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
 from rlhf_nb.base.files import append_jsonl, parse_json
-
-if TYPE_CHECKING:
-    import httpx  # imported when the judge is run
 
 MOST_BYTES = 2**22  # of a reply
 JUDGE_INSTRUCTIONS = (
@@ -192,10 +188,10 @@ class EndpointJudge:
         "Several at a time; the first permanent failure stops all of them."
         import httpx
 
-        stop, failure, trusted = Event(), None, httpx.create_ssl_context()
+        stop, failure, tls = Event(), None, httpx.create_ssl_context()
         bar: Any = dict(transient=True, disable=not sys.stderr.isatty())
         with ThreadPoolExecutor(self.concurrency) as pool:
-            jobs = [pool.submit(self._judge, *item, trusted, stop) for item in missing.items()]
+            jobs = [pool.submit(self._judge, *item, tls, stop) for item in missing.items()]
             try:
                 every, console = as_completed(jobs), Console(stderr=True)
                 for job in track(every, "judging", len(jobs), console=console, **bar):
@@ -215,15 +211,13 @@ class EndpointJudge:
                 "missing ones are sent."
             ) from failure
 
-    def _judge(
-        self, key: str, payload: dict[str, Any], trusted: ssl.SSLContext, stop: Event
-    ) -> None:
+    def _judge(self, key: str, payload: dict[str, Any], tls: Any, stop: Event) -> None:
         "Judge one pair, repeating the question if the reply is not a verdict, and save the result."
         counts, texts, verdict = Counter(new=1), list[str](), None
         while verdict is None and len(texts) < self.tries:
             if stop.is_set():
                 return
-            text, billed = self._complete(payload, trusted, stop)
+            text, billed = self._complete(payload, tls, stop)
             texts.append(text)
             counts.update(replies=1, unbilled=len(billed) < len(BILLED), **billed)
             verdict = parse_verdict(text)
@@ -238,13 +232,11 @@ class EndpointJudge:
             self.judgings[key] = row
             self.counts.update(counts)
 
-    def _complete(
-        self, payload: dict[str, Any], trusted: ssl.SSLContext, stop: Event
-    ) -> tuple[str, dict]:
+    def _complete(self, payload: dict[str, Any], tls: Any, stop: Event) -> tuple[str, dict]:
         "Send a request until there is a reply, at most `attempts` times. Raises ConnectionError."
         for attempt in range(1, self.attempts + 1):
             try:
-                return self._send(payload, trusted)
+                return asyncio.run(self._send(payload, tls))
             except _Temporary as error:
                 last = error
             except ConnectionError:
@@ -257,35 +249,25 @@ class EndpointJudge:
         stop.set()
         raise ConnectionError(f"{last}, tried {attempt} times")
 
-    async def _post(
-        self, payload: dict[str, Any], trusted: ssl.SSLContext
-    ) -> tuple[httpx.Response, bytes]:
-        """A response and its body, as it is sent. Raises TimeoutError after `timeout` seconds,
-        however steadily it drips, and _Temporary where it is too long."""
+    async def _send(self, payload: dict[str, Any], tls: Any) -> tuple[str, dict]:
+        """One request, its reply within `timeout` seconds, however steadily it drips. Raises
+        _Temporary, or ConnectionError if a retry cannot help; no message contains the key."""
         import httpx
 
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         headers |= {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        question, body = json.dumps(payload).encode(), bytearray()
-        url = f"{self.base_url}/chat/completions"
-        async with (
-            asyncio.timeout(self.timeout),
-            httpx.AsyncClient(timeout=self.timeout, verify=trusted) as client,
-            client.stream("POST", url, content=question, headers=headers) as response,
-        ):
-            async for part in response.aiter_raw():
-                body += part
-                if len(body) > MOST_BYTES:
-                    raise _Temporary(f"its reply is longer than {MOST_BYTES:,} bytes")
-        return response, bytes(body)
-
-    def _send(self, payload: dict[str, Any], trusted: ssl.SSLContext) -> tuple[str, dict]:
-        """One request. Raises _Temporary, or ConnectionError if a retry cannot help; no message
-        contains the key."""
-        import httpx
-
+        question: Any = dict(content=json.dumps(payload).encode(), headers=headers)
+        url, content = f"{self.base_url}/chat/completions", bytearray()
         try:
-            response, content = asyncio.run(self._post(payload, trusted))
+            async with (
+                asyncio.timeout(self.timeout),
+                httpx.AsyncClient(timeout=self.timeout, verify=tls) as client,
+                client.stream("POST", url, **question) as response,
+            ):
+                async for part in response.aiter_raw():
+                    content += part
+                    if len(content) > MOST_BYTES:
+                        raise _Temporary(f"its reply is longer than {MOST_BYTES:,} bytes")
         except TimeoutError as error:
             raise _Temporary(f"no whole reply within {self.timeout:g} seconds") from error
         except httpx.RequestError as error:

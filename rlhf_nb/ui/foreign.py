@@ -21,6 +21,7 @@ import torch
 from pandas.errors import ParserWarning
 from torch import Tensor
 
+from rlhf_nb.base.files import parse_json
 from rlhf_nb.base.loading import pretrained_tokenizer
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.packing import on_tokens
@@ -175,12 +176,12 @@ def _json_rows(text: str, notes: list[str]) -> Any:
     """One JSON text, which may be a table of Weights & Biases; else JSON lines, the last of which
     may be half written. (Pandas would change types in a column with a gap.)"""
     try:
-        table = json.loads(text)
+        table = parse_json(text)
     except ValueError:
         table, lines = [], text.split("\n")
         for i, line in enumerate(lines, 1):
             try:
-                table += [json.loads(line)] if line.strip() else []
+                table += [parse_json(line)] if line.strip() else []
             except ValueError as error:
                 if i < len(lines) or not table:
                     raise ValueError(f"line {i} is not JSON: {error}") from None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlhf_nb.base.files import parse_json
 from rlhf_nb.packing import last_token, on_tokens, score_sums
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.training.logs import logged_rows
@@ -184,18 +185,24 @@ def episode_numbers(tensors: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame({name: x.numpy() for name, x in frame.items()})
 
 
-def numbers_of(path: Path) -> pd.DataFrame:
-    """The numbers of each episode in a file, without its texts. Raises ValueError where it is
-    damaged."""
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    "A file of a rollout. Raises ValueError where it is damaged."
     try:
         with safe_open(path, "pt") as file:
-            # A safetensors file has keys and cannot be iterated over.
-            tensors = {name: file.get_tensor(name) for name in file.keys() if name in _NUMBERS}
-    except (SafetensorError, OSError) as error:
+            yield file
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} cannot be read ({error}): remove it, or look at another update."
         ) from None
-    return episode_numbers(tensors)
+
+
+def numbers_of(path: Path) -> pd.DataFrame:
+    "The numbers of each episode in a file, without its texts."
+    with _opened(path) as file:
+        # A safetensors file has keys and cannot be iterated over.
+        tensors = {name: file.get_tensor(name) for name in file.keys() if name in _NUMBERS}
+        return episode_numbers(tensors)
 
 
 def _log_of(path: Path) -> pd.DataFrame:
@@ -321,8 +328,8 @@ class RunFolder(Updates):
     def _texts(self, update: int) -> list[str]:
         texts: list[str] = []
         for file in self.files[update]:
-            with safe_open(file, "pt") as opened:
-                texts += json.loads(opened.metadata()["described"])["prompts"]
+            with _opened(file) as opened:
+                texts += parse_json(opened.metadata()["described"])["prompts"]
         return texts
 
     def completions(self) -> dict[str, list[dict[str, str]]]:
