@@ -36,6 +36,7 @@ TOKEN = ("tokens", "token_ids", "token_mask", *SIGNALS)  # a list an episode
 SCORES = ("scores", "raw_scores")  # a number an episode, or a list
 TARGETS = ("prompt", "response", "messages", "step", "stopped", *SCORES, *TOKEN)
 TAKEN = {"episode", "prompt", "response", "length", "stopped", "kl", "score", "raw_score"}
+MOST_COLUMNS = 10_000
 TRUTHS = dict(true=1.0, false=0.0)
 STOPS = TRUTHS | dict(stop=1.0, eos=1.0, length=0.0, max_tokens=0.0)
 
@@ -169,7 +170,10 @@ def table_of(records: Any, source: str = "records") -> list[Row]:
             f"{source} are no episodes: give a list of objects, one for each episode, a DataFrame "
             "or a Dataset."
         )
-    return [{str(name): x for name, x in row.items()} for row in rows]
+    rows = [{str(name): x for name, x in row.items()} for row in rows]
+    if (columns := len(_columns(rows))) > MOST_COLUMNS:
+        raise ValueError(f"{source} have {columns:,} columns: leave {MOST_COLUMNS:,} at most")
+    return rows
 
 
 def _json_rows(text: str, notes: list[str]) -> Any:
