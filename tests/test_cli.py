@@ -311,7 +311,7 @@ def test_flags_override_the_file():
         ("kl_coef: -1", "kl_coef is -1.0: give a finite number"),
         ("- kl_coef", "expected lines such as"),
         ("a: [", "a.yaml"),
-        ("a: " + "[" * 10**4, "a.yaml: with its aliases written out"),
+        ("a: " + "[" * 10**4, "a.yaml: it is deep, or long with its"),
         ("kl_coef: 1\nkl_coef: 2", "kl_coef is set twice"),
         ("bf16: perhaps", "Truthy value expected: got perhaps"),
     ],

@@ -88,12 +88,11 @@ def writable(
 
 
 MOST_LEVELS = 100  # of lists and objects within each other
-MOST_SETTINGS = 2**16  # characters of a YAML file
+MOST_YAML = 2**16  # characters of a YAML file
 
 
 def parse_json(text: str | bytes, **how: Any) -> Any:
-    """As `json.loads`. Raises ValueError for what is no JSON, and for what is nested so deeply that
-    whoever walks through it would run out of stack."""
+    "As `json.loads`. Raises ValueError also where whoever walks through it would run out of stack."
     try:
         value = json.loads(text, **how)
         inside, levels = [value], 0
@@ -106,11 +105,8 @@ def parse_json(text: str | bytes, **how: Any) -> Any:
     return value
 
 
-def read_object(
-    path: Path,
-    absent: dict[str, Any] | None = None,  # where there is no file; None: FileNotFoundError
-) -> dict[str, Any]:
-    "The object of a JSON file. Raises ValueError naming a bad file."
+def read_object(path: Path, absent: dict[str, Any] | None = None) -> dict[str, Any]:
+    "The object of a JSON file; `absent` where there is none. Raises ValueError naming a bad file."
     if absent is not None and not path.is_file():
         return absent
     try:
@@ -123,25 +119,19 @@ def read_object(
 
 
 def yaml_text(path: str | Path) -> str:
-    """The text of a file of settings. Raises yaml.YAMLError where it is no YAML, ValueError where
-    it is deep, or long once its aliases are written out."""
+    "The text of a YAML file. Raises ValueError if deep, or long with its aliases written out."
     import yaml
 
     @cache
-    def length(x: Any) -> int:
-        "Of a node, a pair of them or a text."
+    def length(x: Any) -> int:  # of a node, a pair of them or a text
         x = getattr(x, "value", x)
         return len(x) if isinstance(x, str) else 1 + sum(map(length, x))
 
     with open(path, encoding="utf-8") as file, suppress(RecursionError):
-        text = file.read(MOST_SETTINGS + 1)
-        small = len(text) <= MOST_SETTINGS
-        if small and length(yaml.compose(text, yaml.SafeLoader) or "") <= MOST_SETTINGS:
+        text = file.read(MOST_YAML + 1)
+        if len(text) <= MOST_YAML >= length(yaml.compose(text, yaml.SafeLoader) or ""):
             return text
-    raise ValueError(
-        f"with its aliases written out it is nested deeply, or has over {MOST_SETTINGS:,} "
-        "characters: give a file of settings"
-    )
+    raise ValueError("it is deep, or long with its aliases written out: give a file of settings")
 
 
 def read_jsonl(

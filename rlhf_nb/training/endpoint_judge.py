@@ -256,14 +256,11 @@ class EndpointJudge:
 
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         headers |= {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        question: Any = dict(content=json.dumps(payload).encode(), headers=headers)
+        asking = httpx.AsyncClient(headers=headers, timeout=self.timeout, verify=tls)
         url, content = f"{self.base_url}/chat/completions", bytearray()
+        sent = asking.stream("POST", url, content=json.dumps(payload))
         try:
-            async with (
-                asyncio.timeout(self.timeout),
-                httpx.AsyncClient(timeout=self.timeout, verify=tls) as client,
-                client.stream("POST", url, **question) as response,
-            ):
+            async with asyncio.timeout(self.timeout), asking, sent as response:
                 async for part in response.aiter_raw():
                     content += part
                     if len(content) > MOST_BYTES:

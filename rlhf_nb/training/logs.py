@@ -64,11 +64,8 @@ def _readable(lines: list[dict[str, Any]], run: Path) -> list[dict[str, Any]]:
                 kept.append(row)
                 names.update(row)
     if left_out := len(lines) - len(kept):
-        warnings.warn(
-            f"{run}: {left_out} lines of its log are left out: their step is no number, a number "
-            f"is too large, or there are more than {MOST_NAMES} names.",
-            stacklevel=3,
-        )
+        why = f"their step is no number, or there are over {MOST_NAMES} names"
+        warnings.warn(f"{run}: {left_out} lines of its log are left out: {why}.", stacklevel=3)
     return kept
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -185,24 +184,18 @@ def episode_numbers(tensors: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame({name: x.numpy() for name, x in frame.items()})
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    "A file of a rollout. Raises ValueError where it is damaged."
+def numbers_of(path: Path) -> pd.DataFrame:
+    """The numbers of each episode in a file, without its texts. Raises ValueError where it is
+    damaged."""
     try:
         with safe_open(path, "pt") as file:
-            yield file
-    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+            # A safetensors file has keys and cannot be iterated over.
+            tensors = {name: file.get_tensor(name) for name in file.keys() if name in _NUMBERS}
+            return episode_numbers(tensors)
+    except (SafetensorError, OSError, LookupError) as error:
         raise ValueError(
             f"{path} cannot be read ({error}): remove it, or look at another update."
         ) from None
-
-
-def numbers_of(path: Path) -> pd.DataFrame:
-    "The numbers of each episode in a file, without its texts."
-    with _opened(path) as file:
-        # A safetensors file has keys and cannot be iterated over.
-        tensors = {name: file.get_tensor(name) for name in file.keys() if name in _NUMBERS}
-        return episode_numbers(tensors)
 
 
 def _log_of(path: Path) -> pd.DataFrame:
@@ -328,7 +321,7 @@ class RunFolder(Updates):
     def _texts(self, update: int) -> list[str]:
         texts: list[str] = []
         for file in self.files[update]:
-            with _opened(file) as opened:
+            with safe_open(file, "pt") as opened:
                 texts += parse_json(opened.metadata()["described"])["prompts"]
         return texts
 

@@ -54,8 +54,6 @@ from rlhf_nb.update import Objective
 
 # ---- One rollout ----
 
-MOST_SHOWN = 1_000  # tokens of an episode as markup; the reader has all of them
-
 
 def prompt_fold(rollout: Rollout, episode: int) -> str:
     "The prompt and its columns, folded."
@@ -85,10 +83,8 @@ def episode_markup(shown: Shown, episode: int, signal: str = "", fold: bool = Fa
     table = str(signal_table(tokens, **signals)) if signals else ""
     if table and fold:
         table = element("details", element("summary", "All signals"), table)
-    told = episode_facts(rollout, episode)
-    if len(every) > MOST_SHOWN:
-        told += f" · the first {MOST_SHOWN:,} follow, save_html() shows all"
-    facts = element("p", element("strong", escape(told)))
+    cut = f" · the first {MOST_SHOWN:,} follow, save_html() shows all" * (len(every) > MOST_SHOWN)
+    facts = element("p", element("strong", escape(episode_facts(rollout, episode) + cut)))
     prompt = prompt_fold(rollout, episode)
     notes = "".join(element("li", safe_text(note)) for note in notes_of(rollout))
     read = element("details", element("summary", "How this file was read"), element("ul", notes))
@@ -225,6 +221,7 @@ def _curve(
 
 
 NO_ALARM = "No alarm: nothing ran away or jumped."
+MOST_SHOWN = 1_000  # tokens of an episode as markup; the reader has all of them
 MOST_TOKENS = 4_000_000  # tokens in one file, at about 14 bytes each
 
 
