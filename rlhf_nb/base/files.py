@@ -152,9 +152,8 @@ def read_jsonl(
         except ValueError as error:
             if number == len(lines):
                 break
-            raise ValueError(
-                f"{path}, line {number} is not JSON ({error}): fix or remove it"
-            ) from error
+            why = f"line {number} is not JSON ({error}): fix or remove it"
+            raise ValueError(f"{path}, {why}") from error
     return rows
 
 
