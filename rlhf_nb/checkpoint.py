@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .base.files import written_to
+from .base.files import read_object, written_to
 from .base.markdown import inline_markdown, on_hub, two_columns
 from .base.opened import unwrap
 from .base.sharding import load_full
@@ -91,12 +91,10 @@ def seal(folder: str | Path, **run: Any) -> None:
 def _manifest(folder: Path) -> dict[str, Any]:
     "Read what `seal` wrote. Raises ValueError if it cannot be read."
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = read_object(folder / MANIFEST)
     except ValueError:
-        manifest = None
-    if not isinstance(manifest, dict) or not all(
-        isinstance(manifest.get(part), dict) for part in ("run", "files")
-    ):
+        manifest = {}
+    if not all(isinstance(manifest.get(part), dict) for part in ("run", "files")):
         raise ValueError(
             f"{folder} is damaged: {MANIFEST} is not as it was written. Resume from an earlier "
             "checkpoint."

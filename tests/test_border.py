@@ -503,6 +503,7 @@ DAMAGE = {  # what is done to tensors, lists or header of a file
     "columns a list": lambda t, d, h: d.update(columns=[1]),
     "a short column": lambda t, d, h: d.update(columns=dict(x=[1])),
     "info a list": lambda t, d, h: d.update(info=[1]),
+    "deep": lambda t, d, h: h.update(described="[" * 10**5),
     "a field more": lambda t, d, h: d.update(other=1),
 }
 
@@ -573,6 +574,8 @@ def parts(tmp_path_factory, letters) -> Path:
     for name, text in files.items():
         (folder / name).write_text(text)
     (folder / "latin.jsonl").write_bytes('{"prompt": "\xe9"}\n'.encode("latin-1") * 9)
+    deep = '{"prompt": "a", "x": ' + "[" * 2000 + "]" * 2000 + "}"
+    (folder / "deep.jsonl").write_text(f"{deep}\n")
     for name, state in dict(hist='{"log_history": 5}', list="[]", json="{").items():
         (folder / f"run-{name}").mkdir()
         (folder / f"run-{name}" / "trainer_state.json").write_text(state)
@@ -593,6 +596,7 @@ LINES = [  # words, what the line must say
         for command in (SFT, PPO)
     ],
     (SFT + "--dataset_name broken.jsonl", "broken.jsonl, line 6 is not JSON"),
+    (SFT + "--dataset_name deep.jsonl", "deep.jsonl, line 1 is not JSON (it is nested"),
     (SFT + "--dataset_name latin.jsonl", "latin.jsonl, line 1"),
     (SFT + "--dataset_name nofile.jsonl", "no such file"),
     (SFT + "--dataset_name sft", "dataset_name sft"),

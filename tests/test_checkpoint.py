@@ -129,7 +129,7 @@ DAMAGES = [
     (lambda f: flip(f / "weights"), UNCHANGED),
     (lambda f: (f / "sub" / "state").write_text(""), "sub/state is not as it was written"),
     (lambda f: (f / MANIFEST).unlink(), "has no manifest.json"),
-    *((write_manifest(text), BROKEN) for text in ("", '{"run": {"seed"', "[]", "{}")),
+    *((write_manifest(text), BROKEN) for text in ("", '{"run": {"seed"', "[]", "{}", "[" * 10**5)),
 ]
 
 

@@ -311,6 +311,7 @@ def test_flags_override_the_file():
         ("kl_coef: -1", "kl_coef is -1.0: give a finite number"),
         ("- kl_coef", "expected lines such as"),
         ("a: [", "a.yaml"),
+        ("a: " + "[" * 10**4, "a.yaml: it is deep, or long with its"),
         ("kl_coef: 1\nkl_coef: 2", "kl_coef is set twice"),
         ("bf16: perhaps", "Truthy value expected: got perhaps"),
     ],
@@ -1013,7 +1014,9 @@ def test_what_plot_prints(capsys):
     [
         ({}, "neither metrics.jsonl nor trainer_state.json"),
         ({"metrics.jsonl": '{"step": 1}\n{"step"\n{"step": 3}\n'}, "line 2 is not JSON"),
+        ({"metrics.jsonl": '{"a":' * 10**5 + "\n{}\n"}, "line 1 is not JSON (it is nested more"),
         ({"trainer_state.json": "{"}, "run/trainer_state.json is damaged"),
+        ({"trainer_state.json": "[" * 10**5}, "run/trainer_state.json is damaged (it is nested"),
         (
             {"metrics.jsonl": '{"step": 1, "loss": 2}\n', "settings.json": "{"},
             "settings.json is dam",
@@ -1031,6 +1034,31 @@ def test_a_damaged_run_is_named_by_plot(files, says, capsys):
         Path("run", name).write_text(text)
     code, _, err = say(capsys, "plot run")
     assert code == 2 and says in err and "\n" not in err
+
+
+LOGGED = '{"step": 1, "loss": 2}\n'
+
+
+# catches: a traceback of a step that is none, a figure of 100,000 panels, lines left out in silence
+@pytest.mark.parametrize(
+    "line",
+    [
+        *('{"step": "x"}', '{"step": [1]}', '{"step": null}', '{"step": 1e400}'),
+        f'{{"step": 2, "episode": {10**400}}}',
+        json.dumps(dict.fromkeys(["step", *map(str, range(1000))], 2)),
+    ],
+    ids=lambda line: line[:20],
+)
+@pytest.mark.parametrize("kept", ["metrics.jsonl", "trainer_state.json"])
+def test_lines_that_are_no_log_are_counted(line, kept, capsys):
+    rows = [LOGGED, line, LOGGED.replace("1", "3")]
+    text = "\n".join(rows) if kept == "metrics.jsonl" else f'{{"log_history": [{",".join(rows)}]}}'
+    for folder in ("run", "run/checkpoint-1"):
+        Path(folder).mkdir()
+        Path(folder, kept).write_text(text)
+    with pytest.warns(UserWarning, match="run.*: 1 lines of its log are left out"):
+        code, out, _ = say(capsys, "plot run")
+    assert code == 0 and "1 metrics of 1 runs" in out
 
 
 # ---- view ----

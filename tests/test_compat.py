@@ -547,9 +547,10 @@ def test_a_parser_reads_yaml_below_what_is_typed(tmp_path, monkeypatch):
         parser.parse_args_and_config(words)
     *_, left = parser.parse_args_and_config(words, return_remaining_strings=True)
     assert left == ["--kl_coeff=0.5"]
-    (tmp_path / "c.yaml").write_text("- a\n")
-    with pytest.raises(ValueError, match="expected lines such as"):
-        parser.parse_args_and_config(words)
+    for text, said in (("- a\n", "expected lines such as"), ("a: &a [*a]", "its aliases")):
+        (tmp_path / "c.yaml").write_text(text)
+        with pytest.raises(ValueError, match=f"c.yaml: .*{said}"):
+            parser.parse_args_and_config(words)
 
 
 def test_an_adapter_and_a_quantisation_from_a_model_config():

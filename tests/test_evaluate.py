@@ -3,12 +3,14 @@ against a real HTTP server that misbehaves."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import random
 import re
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import combinations, product
 
@@ -329,7 +331,8 @@ def test_reward_model_judge(world, tokenizer, tiny):
 
 class Server:
     """A chat endpoint on loopback. `play(number of the request, chat)` gives status, body and
-    headers, or None: say nothing for a while."""
+    headers, or None: say nothing for a while. Where it gives bytes, they are sent as they are, one
+    at a time."""
 
     def __init__(self, play, port):
         self.requests, self.payloads, self.keys = 0, [], []
@@ -347,6 +350,8 @@ class Server:
                 played = play(number, payload["messages"])
                 if played is None:
                     return outer.stopped.wait(3)
+                if isinstance(played, bytes):
+                    return drip(self.wfile, played)
                 status, body, headers = played
                 self.send_response(status)
                 for name, value in {"Content-Length": len(body), **headers}.items():
@@ -380,6 +385,13 @@ def reply(text, tokens=(100, 2), status=200, **headers):
     if tokens:
         found["usage"] = dict(prompt_tokens=tokens[0], completion_tokens=tokens[1])
     return status, json.dumps(found).encode(), headers
+
+
+def drip(file, sent):
+    with suppress(OSError):  # the other side may have had enough
+        for byte in sent:
+            file.write(bytes([byte]))
+            time.sleep(0.04)
 
 
 def by_length(number, chat):
@@ -482,9 +494,10 @@ def test_a_damaged_cache_loses_one_line(serve, tmp_path):
     server, path = serve(), tmp_path / "cache.jsonl"
     judge_pairs(judge_of(server, cache=path), PROMPTS, OURS, THEIRS)
     text = path.read_text()
-    path.write_text("not json\n[1]\n" + text[: text.rindex("verdict")])
+    odd = ['{"key": [1], "verdict": 1}', '{"key": "k", "verdict": true}', "[" * 10**5, "[1]"]
+    path.write_text("\n".join(["not json", *odd, text[: text.rindex("verdict")]]))
     found = judge_pairs(judge_of(server, cache=path), PROMPTS, OURS, THEIRS)
-    assert server.requests == 25 and "3 damaged lines" in found.usage
+    assert server.requests == 25 and "6 damaged lines" in found.usage
     judge_pairs(judge_of(server, cache=path), PROMPTS, OURS, THEIRS)
     assert server.requests == 25
 
@@ -500,9 +513,11 @@ def test_a_damaged_cache_loses_one_line(serve, tmp_path):
         (408, b"", {}),
         *((200, body, {}) for body in (b"<html>", b'{"error": "busy"}', b'{"choices": []}', b"[]")),
         (200, b'{"choices": [{"message": "1"}]}', {}),
+        (200, b"[" * 10**5, {}),
+        (429, b"", {"Retry-After": "\xb2"}),
         None,
     ],
-    ids=str,
+    ids=lambda fault: str(fault)[:40],
 )
 def test_what_may_pass_is_tried_again(serve, fault):
     server = serve(lambda number, chat: fault if number <= 2 else reply("2"))
@@ -521,6 +536,45 @@ def test_it_waits_as_long_as_it_is_told(serve):
     with pytest.raises(ConnectionError, match="tried 4 times"):
         judge_of(server, attempts=4, backoff=0.1)(["p"], [("a", "b")])
     assert server.requests == 4 and 0.1 * 7 * 0.7 < time.monotonic() - start < 2
+
+
+PLAIN = reply("1")[1]
+HEAD = f"HTTP/1.1 200 OK\r\nContent-Length: {len(PLAIN)}\r\n".encode()
+
+
+# catches: a limit on each wait and none on all of them (of the body, of headers), a body that is
+# read or unpacked whole before it is measured
+@pytest.mark.parametrize(
+    "played, why",
+    [
+        (HEAD + b"\r\n" + PLAIN, "within 0.4 seconds"),
+        ((200, PLAIN + b" " * 2**23, {}), "longer than 4,194,304 bytes"),
+        (
+            (200, gzip.compress(PLAIN), {"Content-Encoding": "gzip"}),
+            "compressed by gzip, and should be plain",
+        ),
+    ],
+    ids=["drips", "long", "packed"],
+)
+def test_a_reply_has_an_end(serve, played, why):
+    server = serve(lambda number, chat: played)
+    with pytest.raises(ConnectionError, match=f"{why}, tried 2 times"):
+        judge_of(server, timeout=0.4, attempts=2)(["p"], [("a", "b")])
+    assert server.requests == 2
+
+
+# catches: a count that no float holds, that is negative or a truth value in the bill
+@pytest.mark.parametrize("count", [10**400, -5, True], ids=["huge", "negative", "truth"])
+def test_counts_that_cannot_be(serve, count):
+    judge = judge_of(serve(lambda number, chat: reply("1", (count, 2))), prices=(1.0, 1.0))
+    judge(["p"], [("a", "b")])
+    assert "0 tokens in, 2 out (and 1 replies without a count)" in judge.usage()
+
+
+# catches: half a pair of UTF-16 in an answer or a reply that cannot be sent again
+def test_broken_text_is_sent(serve):
+    server = serve(lambda number, chat: reply("\ud800" if len(chat) == 2 else "2"))
+    assert judge_of(server)(["p"], [("a", "b\udc00")]) == [1.0]
 
 
 # catches: trying again what cannot pass, a key shown in an error, a redirect that takes the key

@@ -9,10 +9,12 @@ import pytest
 
 from rlhf_nb.base.files import (
     append_jsonl,
+    parse_json,
     read_jsonl,
     strict_json,
     writable,
     write_text_atomic,
+    yaml_text,
 )
 
 
@@ -82,3 +84,37 @@ def test_a_broken_line_is_named(tmp_path):
     path.write_text('{"a": 1}\n\nhalf\n{"a": 2}\n')
     with pytest.raises(ValueError, match="a.jsonl, line 3 is not JSON"):
         read_jsonl(path)
+
+
+LAUGHS = "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]\n" for i in range(9))
+
+
+# catches: what is small on disk and fills the memory, a circle, a stack that overflows
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a0: &a0 lol\n" + LAUGHS,
+        f"a: &a {'y' * 9000}\nb: [{', '.join(['*a'] * 9)}]",
+        *("a: &a [*a]", "a: " + "{b: " * 5000, "\n".join(" " * i + "a:" for i in range(300))),
+        "a: " + "y" * 2**16,
+    ],
+    ids=["laughs", "repeats", "circle", "deep", "indented", "long"],
+)
+def test_settings_are_small(tmp_path, text):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ValueError, match="its aliases written out: give a file of settings"):
+        yaml_text(tmp_path / "a.yaml")
+
+
+def test_usual_settings_are_read(tmp_path):
+    for text in ("", "# nothing\n", "a: &a [1, 2]\nb: [*a, *a]\nc: {d: 4}\n"):
+        (tmp_path / "a.yaml").write_text(text)
+        assert yaml_text(tmp_path / "a.yaml") == text
+
+
+# catches: depth that json reads and the next walk through it does not
+def test_json_is_not_deep():
+    assert parse_json("[" * 100 + "]" * 100)
+    for text in ("[" * 101 + "]" * 101, '{"a":' * 400 + "1" + "}" * 400, "[" * 10**5):
+        with pytest.raises(ValueError, match="nested more than 100 levels"):
+            parse_json(text)

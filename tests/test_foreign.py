@@ -371,6 +371,14 @@ def test_what_is_refused(tmp_path):
     assert run.numbers()["length"].tolist() == [1]
 
 
+# catches: a page of 40 MB that is written cell by cell for one answer
+def test_an_answer_of_a_million_characters(tmp_path):
+    text = "ab " * 333_333
+    (tmp_path / "a.jsonl").write_text(json.dumps(dict(prompt="p", completion=text)))
+    shown = view(tmp_path / "a.jsonl")
+    assert len(shown._repr_html_()) < 10**6 and shown.shown.rollout.responses == [text]
+
+
 BROKEN = (
     ("empty.jsonl", b"", "no episodes"),
     ("empty.csv", b"", ""),
@@ -379,6 +387,7 @@ BROKEN = (
     ("torn.jsonl", b'{"respo', ".*line 1"),
     ("scalars.json", b"[1, 2]", "no episodes"),
     ("deep.json", b"[" * 100_000, ""),
+    ("wide.json", json.dumps([{f"c{i}": 1 for i in range(10_001)}]).encode(), "10,001 columns"),
     ("pickle.pkl", b"\x80\x04.", "not one of .jsonl"),
     ("fields.csv", b"prompt,response\na,b\nc,d,e\n", "line 3"),
 )

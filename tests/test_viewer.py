@@ -204,6 +204,17 @@ def test_view_shows_what_is_there(filled, episode, scored, named):
     ) == named
 
 
+# catches: a notebook of 80 MB for one answer, a page without its end, a beginning that looks whole
+def test_a_long_answer_begins_as_markup_and_is_whole_in_the_page():
+    tokens = [f"t{i:04} " for i in range(1500)]
+    shown = view(make((1500,), 1500, tokens=[tokens], responses=["".join(tokens)]))
+    text = shown._repr_html_()
+    assert "t0999" in text and "t1000" not in text
+    assert "1500 tokens" in text and "the first 1,000 follow, save_html() shows all" in text
+    assert "t1499" in unpacked(packed_update(shown.shown))[0]["answers"][0]
+    assert "save_html" not in view(make())._repr_html_()
+
+
 def test_view_facts_by_hand():
     # catches: a mean for the sum, padding in the KL, score and raw score exchanged, stopped and cut
     # off exchanged

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import reprlib
 from bisect import bisect_left
@@ -12,6 +11,8 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
+
+from rlhf_nb.base.files import parse_json
 
 # text, or a conversation: [{"role": "user", "content": "..."}, ...]
 Turns = str | Sequence[Mapping[str, Any]]
@@ -46,7 +47,7 @@ def template_settings(row: Mapping[str, Any]) -> dict[str, Any]:
     for name, kind in (("tools", list), ("chat_template_kwargs", dict)):
         x = row.get(name) or kind()
         try:
-            given[name] = json.loads(x) if isinstance(x, str) else drop_none(x)
+            given[name] = parse_json(x) if isinstance(x, str) else drop_none(x)
         except ValueError as error:
             raise ValueError(f"{name} is {reprlib.repr(x)}: it is no JSON ({error}).") from error
         if not isinstance(given[name], kind):

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,53 @@ def writable(
         )
 
 
+MOST_LEVELS = 100  # of lists and objects within each other
+MOST_YAML = 2**16  # characters of a YAML file
+
+
+def parse_json(text: str | bytes, **how: Any) -> Any:
+    "As `json.loads`. Raises ValueError also where whoever walks through it would run out of stack."
+    try:
+        value = json.loads(text, **how)
+        inside, levels = [value], 0
+        while inside := [x for x in inside if isinstance(x, (dict, list))]:
+            inside = [y for x in inside for y in (x.values() if isinstance(x, dict) else x)]
+            if (levels := levels + 1) > MOST_LEVELS:
+                raise RecursionError
+    except RecursionError:
+        raise ValueError(f"it is nested more than {MOST_LEVELS} levels deep") from None
+    return value
+
+
+def read_object(path: Path, absent: dict[str, Any] | None = None) -> dict[str, Any]:
+    "The object of a JSON file; `absent` where there is none. Raises ValueError naming a bad file."
+    if absent is not None and not path.is_file():
+        return absent
+    try:
+        value = parse_json(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError(f"it holds a {type(value).__name__}, and an object was expected")
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): fix or remove it.") from error
+    return value
+
+
+def yaml_text(path: str | Path) -> str:
+    "The text of a YAML file. Raises ValueError if deep, or long with its aliases written out."
+    import yaml
+
+    @cache
+    def length(x: Any) -> int:  # of a node, a pair of them or a text
+        x = getattr(x, "value", x)
+        return len(x) if isinstance(x, str) else 1 + sum(map(length, x))
+
+    with open(path, encoding="utf-8") as file, suppress(RecursionError):
+        text = file.read(MOST_YAML + 1)
+        if len(text) <= MOST_YAML >= length(yaml.compose(text, yaml.SafeLoader) or ""):
+            return text
+    raise ValueError("it is deep, or long with its aliases written out: give a file of settings")
+
+
 def read_jsonl(
     path: str | Path,
 ) -> list[dict[str, Any]]:  # one for each line
@@ -104,16 +152,15 @@ def read_jsonl(
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             if not isinstance(row, dict):
                 raise ValueError("a row is an object")
             rows.append(row)
         except ValueError as error:
             if number == len(lines):
                 break
-            raise ValueError(
-                f"{path}, line {number} is not JSON ({error}): fix or remove it"
-            ) from error
+            why = f"line {number} is not JSON ({error}): fix or remove it"
+            raise ValueError(f"{path}, {why}") from error
     return rows
 
 
@@ -121,12 +168,9 @@ def log_history(
     path: Path,  # a trainer_state.json
 ) -> list[dict[str, Any]]:
     "What a run logged. Raises ValueError where the file is damaged."
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["log_history"]
-        if not all(isinstance(row, dict) for row in rows):
-            raise ValueError("its log_history is no list of objects")
-    except (ValueError, TypeError, LookupError) as error:
-        raise ValueError(f"{path} is damaged ({error}): remove it") from error
+    rows = read_object(path).get("log_history")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{path} is damaged (its log_history is no list of objects): remove it")
     return rows
 
 
@@ -205,4 +249,4 @@ def to_json(x: Any) -> str:
 
 def from_json(text: str) -> Any:
     "What `to_json` was given."
-    return json.loads(text, object_hook=_untag)
+    return parse_json(text, object_hook=_untag)

@@ -42,6 +42,7 @@ from rlhf_nb.world import edit_pairs, mini_tldr
 KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 UNPACK: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 EMBEDDED = ("mini_tldr", "everyday_requests", "guess_number")
+UNREADABLE = (OSError, ValueError, LookupError, StopIteration, RecursionError, DatasetsError)
 FIXES = dict(  # of a file that cannot be read
     json="fix the JSON, or write the file again with pandas' to_json",
     csv="quote fields that hold commas or line breaks, or write the file with pandas' to_csv",
@@ -156,7 +157,7 @@ def load_rows(
             f"--dataset_name {name}, line {bad}: the text is not UTF-8. Save the file as UTF-8; "
             f"from Latin-1, for example: iconv -f latin1 -t utf-8 {name} > utf8{path.suffix}"
         ) from error
-    except (OSError, ValueError, LookupError, StopIteration, DatasetsError) as error:
+    except UNREADABLE as error:
         raise explain_unreadable(name, kind, error) from error
     return DatasetDict(train=data) if isinstance(data, Dataset) else data
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from rlhf_nb.base.fields import Index, setting
+from rlhf_nb.base.files import read_object
 from rlhf_nb.cli.demo_run import DemoRun, DemoSettings, check_settings, with_quick
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
@@ -101,7 +101,7 @@ def stages(run: DemoRun) -> dict[str, Any]:
                 getattr(demo_stages, f"{name}_stage")(run, world, tokenizer)
         with run.stage("judge", f"the gold judge reads {settings.eval_posts:,} test posts"):
             demo_stages.judge_stage(run, world, tokenizer)
-    results = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
+    results = read_object(run.folder / "results.json")
     logs, folder = run.logs(), run.folder
     page = browse(folder).save_html(folder / "rollouts.html")
     seconds = sum(line["seconds"] for line in logs if line.get("event") == "done")

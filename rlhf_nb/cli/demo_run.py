@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from rlhf_nb.base.fields import Count, Index, NotNegative, Positive, Seed, check_fields, setting
-from rlhf_nb.base.files import DEMO_MARK, append_jsonl, read_jsonl, write_text_atomic
+from rlhf_nb.base.files import DEMO_MARK, append_jsonl, read_jsonl, read_object, write_text_atomic
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class DemoRun:
         if not self.name:
             write_text_atomic(self.folder / DEMO_MARK, json.dumps(dict(demo=uuid.uuid4().hex)))
         path, kept = self.folder / "settings.json", self.kept_settings()
-        before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else kept
+        before = read_object(path, kept)
         if before != kept:
             changed = [
                 f"--{k} {before.get(k)}"
@@ -142,12 +142,12 @@ class DemoRun:
     def name(self) -> str:
         "What marks this folder as a demo's; empty where nothing does."
         mark = self.folder / DEMO_MARK
-        return json.loads(mark.read_text(encoding="utf-8"))["demo"] if mark.is_file() else ""
+        return read_object(mark, {"demo": ""})["demo"]
 
     def stage_of(self, name: str) -> tuple[str, dict[str, Any]]:
         "The demo that wrote a stage, and its files; nothing where no demo did."
         path = self.folder / name / "manifest.json"
-        sealed = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        sealed = read_object(path, {})
         return sealed.get("run", {}).get("demo", ""), sealed.get("files", {})
 
     def check_own(self) -> None:

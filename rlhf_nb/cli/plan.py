@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import textwrap
 from argparse import Namespace
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
+from rlhf_nb.base.files import read_object
 from rlhf_nb.base.loading import explain_load_errors, from_where
 from rlhf_nb.cli.arguments import PPOModelArguments
 from rlhf_nb.cli.models import adapter_config, no_bars
@@ -31,7 +31,7 @@ def planned_config(name: str) -> PretrainedConfig:
     "The config of a model; no weights are read. Raises OSError where there is none."
     adapter = Path(name) / "adapter_config.json"
     if adapter.is_file() and not (Path(name) / "config.json").is_file():
-        return planned_config(json.loads(adapter.read_text())["base_model_name_or_path"])
+        return planned_config(read_object(adapter)["base_model_name_or_path"])
     with explain_load_errors(name):
         return AutoConfig.from_pretrained(**from_where(name))
 

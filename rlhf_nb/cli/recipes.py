@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from rlhf_nb.base.errors import did_you_mean
+from rlhf_nb.base.files import yaml_text
 from rlhf_nb.cli import COMMANDS, RECIPES
 
 
@@ -46,7 +47,7 @@ def read_recipe(
     section. Raises FileNotFoundError, or ValueError where the file is no mapping."""
     file = recipe_file(path, "--config")
     try:
-        root = yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader)
+        root = yaml.compose(yaml_text(file), yaml.SafeLoader)
         lines = lines_of(root) if root else {}
         sections = {
             name: lines_of(lines.pop(name))

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +15,7 @@ from accelerate import PartialState
 from transformers import BitsAndBytesConfig, HfArgumentParser
 
 from rlhf_nb.base.fields import setting
+from rlhf_nb.base.files import yaml_text
 from rlhf_nb.cli.arguments import TrainDataArguments, TrainModelArguments
 from rlhf_nb.cli.models import adapter_config
 from rlhf_nb.models import copy_frozen
@@ -108,9 +108,11 @@ class TrlParser(HfArgumentParser):
         if "--config" in words:
             at = words.index("--config")
             _, path, *typed = words[at:]
-            settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-            if not isinstance(settings, dict):
-                raise ValueError(f"--config {path}: expected lines such as `kl_coef: 0.05`.")
+            try:
+                if not isinstance(settings := yaml.safe_load(yaml_text(path)), dict):
+                    raise ValueError("expected lines such as `kl_coef: 0.05`")
+            except (yaml.YAMLError, ValueError) as error:
+                raise ValueError(f"--config {path}: {error}.") from error
             for name, value in settings.pop("env", {}).items():
                 os.environ[name] = str(value)
             lines = [(f"--{k}", x) for k, x in settings.items() if x is not None]

@@ -4,7 +4,6 @@ Nothing is sampled or judged. The run's own settings give what the run did, bit 
 from __future__ import annotations
 
 import copy
-import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import torch
 
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.fields import facts_of, settings_that_say
+from rlhf_nb.base.files import read_object
 from rlhf_nb.base.loading import no_bars
 from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.checkpoint import MANIFEST, verify
@@ -99,7 +99,7 @@ def find_checkpoint(folder: Path, update: int) -> Path:
 
 def surroundings_of(checkpoint: Path) -> dict[str, Any]:
     "What the run computed with: precision, attention, micro-batches."
-    return json.loads((checkpoint / "ppo_state.json").read_text())["made"]
+    return read_object(checkpoint / "ppo_state.json")["made"]
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def load_model(
         return copy.deepcopy(model)
     how = dict(attn_implementation=made["attention"]) if made.get("attention") else {}
     path, name = folder / "adapter_config.json", str(folder)
-    if adapter := json.loads(path.read_text()) if path.is_file() else {}:
+    if adapter := read_object(path, {}):
         name = adapter.get("base_model_name_or_path", "")
     if not name or not (adapter or (folder / "config.json").is_file()):
         raise ValueError(

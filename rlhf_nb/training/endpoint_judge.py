@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -13,16 +14,14 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
-from rlhf_nb.base.files import append_jsonl
+from rlhf_nb.base.files import append_jsonl, parse_json
 
-if TYPE_CHECKING:
-    import httpx  # imported when the judge is run
-
+MOST_BYTES = 2**22  # of a reply
 JUDGE_INSTRUCTIONS = (
     "You compare two answers to the same prompt. Judge how well each does what the prompt asks "
     "for: first whether it is right, then whether it is complete, then whether it is brief. "
@@ -63,12 +62,11 @@ def _read_judgings(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
             file.write("\n")  # keep a truncated line separate from what follows
     for line in filter(str.strip, text.split("\n")):
         try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if isinstance(row, dict) and "key" in row and row.get("verdict", "") in (0, 0.5, 1, None):
+            row = parse_json(line)
+            if isinstance(row["verdict"], bool) or row["verdict"] not in (0, 0.5, 1, None):
+                raise ValueError
             judgings[row["key"]] = row
-        else:
+        except (ValueError, LookupError, TypeError):
             damaged += 1
     return judgings, damaged
 
@@ -85,12 +83,12 @@ def _read_reply(body: str) -> tuple[str, dict[str, int]]:
     """The text of a chat completion, and the tokens billed, as far as they are reported. Raises
     _Temporary if the body is not one."""
     try:
-        reply = json.loads(body)
+        reply = parse_json(body)
         text, usage = reply["choices"][0]["message"]["content"], reply.get("usage")
     except (ValueError, LookupError, TypeError) as error:
         raise _Temporary(f"its reply is not a chat completion: {body[:200]!r}") from error
     counts = usage if isinstance(usage, dict) else {}
-    known = {name: x for name in BILLED if isinstance(x := counts.get(name), int)}
+    known = {name: x for name in BILLED if type(x := counts.get(name)) is int and 0 <= x < 2**53}
     return text if isinstance(text, str) else "", known
 
 
@@ -139,7 +137,7 @@ class EndpointJudge:
     base_url: str | None = None  # None: OPENAI_BASE_URL, else api.openai.com
     # None: OPENAI_API_KEY; never logged or saved
     api_key: str | None = field(default=None, repr=False)
-    timeout: float = 60.0  # seconds without a response
+    timeout: float = 60.0  # seconds for a request, until its reply is here as a whole
     attempts: int = 5  # per request, after temporary failures
     backoff: float = 1.0  # seconds before the second attempt, doubled before each later one
     cache: str | Path | None = None  # JSON lines, one per judging; None: in memory only
@@ -190,13 +188,10 @@ class EndpointJudge:
         "Several at a time; the first permanent failure stops all of them."
         import httpx
 
-        stop, failure = Event(), None
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        limits = httpx.Limits(max_connections=self.concurrency)
-        asking = httpx.Client(headers=headers, timeout=self.timeout, limits=limits)
+        stop, failure, tls = Event(), None, httpx.create_ssl_context()
         bar: Any = dict(transient=True, disable=not sys.stderr.isatty())
-        with asking as client, ThreadPoolExecutor(self.concurrency) as pool:
-            jobs = [pool.submit(self._judge, *item, client, stop) for item in missing.items()]
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            jobs = [pool.submit(self._judge, *item, tls, stop) for item in missing.items()]
             try:
                 every, console = as_completed(jobs), Console(stderr=True)
                 for job in track(every, "judging", len(jobs), console=console, **bar):
@@ -216,13 +211,13 @@ class EndpointJudge:
                 "missing ones are sent."
             ) from failure
 
-    def _judge(self, key: str, payload: dict[str, Any], client: httpx.Client, stop: Event) -> None:
+    def _judge(self, key: str, payload: dict[str, Any], tls: Any, stop: Event) -> None:
         "Judge one pair, repeating the question if the reply is not a verdict, and save the result."
         counts, texts, verdict = Counter(new=1), list[str](), None
         while verdict is None and len(texts) < self.tries:
             if stop.is_set():
                 return
-            text, billed = self._complete(payload, client, stop)
+            text, billed = self._complete(payload, tls, stop)
             texts.append(text)
             counts.update(replies=1, unbilled=len(billed) < len(BILLED), **billed)
             verdict = parse_verdict(text)
@@ -237,13 +232,11 @@ class EndpointJudge:
             self.judgings[key] = row
             self.counts.update(counts)
 
-    def _complete(
-        self, payload: dict[str, Any], client: httpx.Client, stop: Event
-    ) -> tuple[str, dict]:
+    def _complete(self, payload: dict[str, Any], tls: Any, stop: Event) -> tuple[str, dict]:
         "Send a request until there is a reply, at most `attempts` times. Raises ConnectionError."
         for attempt in range(1, self.attempts + 1):
             try:
-                return self._send(payload, client)
+                return asyncio.run(self._send(payload, tls))
             except _Temporary as error:
                 last = error
             except ConnectionError:
@@ -256,21 +249,35 @@ class EndpointJudge:
         stop.set()
         raise ConnectionError(f"{last}, tried {attempt} times")
 
-    def _send(self, payload: dict[str, Any], client: httpx.Client) -> tuple[str, dict]:
-        "One request. Raises _Temporary, or ConnectionError if no retry helps; none names the key."
+    async def _send(self, payload: dict[str, Any], tls: Any) -> tuple[str, dict]:
+        """One request, its reply within `timeout` seconds, however steadily it drips. Raises
+        _Temporary, or ConnectionError if no retry helps; none names the key."""
         import httpx
 
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        headers |= {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        asking = httpx.AsyncClient(headers=headers, timeout=self.timeout, verify=tls)
+        url, content = f"{self.base_url}/chat/completions", bytearray()
+        sent = asking.stream("POST", url, content=json.dumps(payload))
         try:
-            response = client.post(f"{self.base_url}/chat/completions", json=payload)
+            async with asyncio.timeout(self.timeout), asking, sent as response:
+                async for part in response.aiter_raw():
+                    content += part
+                    if len(content) > MOST_BYTES:
+                        raise _Temporary(f"its reply is longer than {MOST_BYTES:,} bytes")
+        except TimeoutError as error:
+            raise _Temporary(f"no whole reply within {self.timeout:g} seconds") from error
         except httpx.RequestError as error:
             raise _Temporary(f"{type(error).__name__}: {error}") from error
-        body = response.content.decode(errors="replace")
+        body = content.decode(errors="replace")
         if self.api_key:
             body = body.replace(self.api_key, "[api key]")
         if response.status_code == 200:
+            if (packed := response.headers.get("Content-Encoding", "identity")) != "identity":
+                raise _Temporary(f"its reply is compressed by {packed[:20]}, and should be plain")
             return _read_reply(body)
         reason = f"HTTP {response.status_code}: {body[:300]}"
         if response.status_code in (408, 429) or response.status_code >= 500:
             wait = response.headers.get("Retry-After", "")
-            raise _Temporary(reason, float(wait) if wait.isdigit() else 0.0)
+            raise _Temporary(reason, float(wait) if re.fullmatch("[0-9]+", wait) else 0.0)
         raise ConnectionError(reason)

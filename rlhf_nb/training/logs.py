@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
+import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_nb.base.files import log_history, read_jsonl
+from rlhf_nb.base.files import log_history, read_jsonl, read_object
 
 if TYPE_CHECKING:
     import pandas as pd
 
+MOST_NAMES = 500  # that a run logs
 Log = list[dict[str, float]]  # a row for each step, with what was logged at it, NaN included
 
 
@@ -29,26 +31,16 @@ def newest_state(run: Path) -> Path | None:
     own = run / "trainer_state.json"
     if not own.is_file():
         return newest
-    logged = lambda state: max((row.get("step", 0) for row in log_history(state)), default=0)
+    rows = lambda state: _readable(log_history(state), state)
+    logged = lambda state: max((row.get("step", 0) for row in rows(state)), default=0)
     return newest if newest and 0 < logged(own) < logged(newest) else own
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    "The object of a JSON file; empty where there is no file. Raises ValueError naming a bad file."
-    try:
-        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        if not isinstance(value, dict):
-            raise ValueError(f"it holds a {type(value).__name__}, and an object was expected")
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): fix or remove it.") from error
-    return value
 
 
 def planned_updates(run: Path) -> int | None:
     """Updates that a run was to have, of its state or of the settings of `rlhf-nb demo`; None where
     neither names them. Raises ValueError with the file that is damaged."""
     path = newest_state(run) or run / "settings.json"
-    state = read_object(path)
+    state = read_object(path, {})
     names = ("max_steps",) if path.name == "trainer_state.json" else ("episodes", "batch")
     counts = [state.get(name) or 0 for name in names]
     for name, count in zip(names, counts):
@@ -62,6 +54,21 @@ def planned_updates(run: Path) -> int | None:
     return counts[0] // counts[1] if len(counts) == 2 else counts[0]
 
 
+def _readable(lines: list[dict[str, Any]], run: Path) -> list[dict[str, Any]]:
+    "The lines whose numbers are numbers; a warning counts the others."
+    kept, names = [], set[str]()
+    for row in lines:
+        with suppress(TypeError, OverflowError):
+            step, _ = row.get("step", 0), [float(x) for x in row.values() if isinstance(x, int)]
+            if math.isfinite(step) and len(names | row.keys()) <= MOST_NAMES:
+                kept.append(row)
+                names.update(row)
+    if left_out := len(lines) - len(kept):
+        why = f"their step is no number, or there are over {MOST_NAMES} names"
+        warnings.warn(f"{run}: {left_out} lines of its log are left out: {why}.", stacklevel=3)
+    return kept
+
+
 def logged_rows(run: Path) -> list[dict[str, Any]]:
     """The lines of PPO, or of the one command that wrote the folder; none where it logged nothing.
     They are those of metrics.jsonl, which a resumed run cuts back to its checkpoint, else of
@@ -69,7 +76,7 @@ def logged_rows(run: Path) -> list[dict[str, Any]]:
     Raises ValueError naming a damaged file."""
     own, state = run / "metrics.jsonl", newest_state(run)
     lines = read_jsonl(own) if own.is_file() else []
-    lines = lines or (log_history(state) if state else [])
+    lines = _readable(lines or (log_history(state) if state else []), run)
     kept, limit = [], math.inf
     for row in reversed([row for row in lines if row.get("stage", "ppo") == "ppo"]):
         step = row.get("step", limit)

@@ -20,7 +20,7 @@ from transformers.trainer import skip_first_batches
 from transformers.trainer_utils import set_seed
 from transformers.utils import logging
 
-from rlhf_nb.base.files import append_jsonl, write_text_atomic
+from rlhf_nb.base.files import append_jsonl, read_object, write_text_atomic
 from rlhf_nb.base.opened import unwrap
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.moments import RunningMoments
@@ -352,7 +352,7 @@ class UpdateTrainer(SealedTrainer):
         (folder / "ppo_state.json").write_text(json.dumps(self.run_state()))
 
     def read_state(self, folder: Path) -> None:
-        state = json.loads((folder / "ppo_state.json").read_text())
+        state = read_object(folder / "ppo_state.json")
         needed = {"update_count", "episode_count", "since_log", "controller", "moments"}
         if missing := ", ".join(sorted(needed - state.keys())):
             text = f"{folder}/ppo_state.json lacks {missing}: another version saved it"

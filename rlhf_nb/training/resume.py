@@ -30,6 +30,7 @@ from transformers.utils import logging
 from rlhf_nb.base.encoding import encode_prompts
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.fields import settings_that_say
+from rlhf_nb.base.files import read_object
 from rlhf_nb.base.opened import attention_of
 from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.base.sharding import full_shape, is_sharded
@@ -277,7 +278,7 @@ def check_same_run(
 
 def saved_run(folder: Path) -> dict[str, Any]:
     "What a checkpoint records of its run."
-    return json.loads((folder / MANIFEST).read_text())["run"]
+    return read_object(folder / MANIFEST)["run"]
 
 
 def changed_settings(run: dict[str, Any], settings: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

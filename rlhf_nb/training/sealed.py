@@ -5,7 +5,6 @@ tests/test_structure.py, which names the one that another release lacks."""
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -25,6 +24,7 @@ from transformers.trainer_utils import has_length, rotate_checkpoints
 from transformers.utils import logging
 
 from rlhf_nb import __version__
+from rlhf_nb.base.files import read_object
 from rlhf_nb.base.sharding import full_tensor, run_on_ranks, take_from_first_rank
 from rlhf_nb.checkpoint import PARTIAL, seal, stage_folder, verify
 from rlhf_nb.training.compat import add_metadata
@@ -153,7 +153,7 @@ def pending_of(folder: Path, rank: int) -> dict[str, Any]:
 
 def place_in_stream(checkpoint: Path) -> tuple[int, int]:
     "Passes over a stream before a checkpoint, and steps of the one under way."
-    saved = json.loads((checkpoint / "trainer_state.json").read_text())
+    saved = read_object(checkpoint / "trainer_state.json")
     passes, share = divmod(saved["epoch"], 1)
     return int(passes), round(share * saved["max_steps"])
 

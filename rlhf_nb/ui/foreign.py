@@ -21,6 +21,7 @@ import torch
 from pandas.errors import ParserWarning
 from torch import Tensor
 
+from rlhf_nb.base.files import parse_json
 from rlhf_nb.base.loading import pretrained_tokenizer
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.packing import on_tokens
@@ -34,6 +35,7 @@ OF_FOLDER = (*SUFFIXES[:-1], ".table.json")  # other JSON in a folder is setting
 TOKEN = ("tokens", "token_ids", "token_mask", *SIGNALS)  # a list an episode
 SCORES = ("scores", "raw_scores")  # a number an episode, or a list
 TARGETS = ("prompt", "response", "messages", "step", "stopped", *SCORES, *TOKEN)
+MOST_COLUMNS = 10_000
 TRUTHS = dict(true=1.0, false=0.0)
 STOPS = TRUTHS | dict(stop=1.0, eos=1.0, length=0.0, max_tokens=0.0)
 
@@ -167,19 +169,22 @@ def table_of(records: Any, source: str = "records") -> list[Row]:
             f"{source} are no episodes: give a list of objects, one for each episode, a DataFrame "
             "or a Dataset."
         )
-    return [{str(name): x for name, x in row.items()} for row in rows]
+    rows = [{str(name): x for name, x in row.items()} for row in rows]
+    if (columns := len(_columns(rows))) > MOST_COLUMNS:
+        raise ValueError(f"{source} have {columns:,} columns: leave {MOST_COLUMNS:,} at most")
+    return rows
 
 
 def _json_rows(text: str, notes: list[str]) -> Any:
     """One JSON text, which may be a table of Weights & Biases; else JSON lines, the last of which
     may be half written. (Pandas would change types in a column with a gap.)"""
     try:
-        table = json.loads(text)
+        table = parse_json(text)
     except ValueError:
         table, lines = [], text.split("\n")
         for i, line in enumerate(lines, 1):
             try:
-                table += [json.loads(line)] if line.strip() else []
+                table += [parse_json(line)] if line.strip() else []
             except ValueError as error:
                 if i < len(lines) or not table:
                     raise ValueError(f"line {i} is not JSON: {error}") from None

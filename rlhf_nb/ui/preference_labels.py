@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.base.encoding import Turns
+from rlhf_nb.base.files import parse_json
 from rlhf_nb.evaluate import win_rate_interval
 from rlhf_nb.training.completions import complete
 from rlhf_nb.training.prompts import turns_text
@@ -118,7 +119,7 @@ def checked_pairs(
 def _object_of(line: bytes) -> dict[str, Any] | None:
     "The JSON object on a whole line; None where it is something else, or torn."
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError:  # of JSON, or of UTF-8
         return None
     return record if isinstance(record, dict) and line.endswith(b"\n") else None

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from rlhf_nb.base.files import DEMO_MARK
-from rlhf_nb.training.logs import logged_rows, read_object
+from rlhf_nb.base.files import DEMO_MARK, read_object
+from rlhf_nb.training.logs import logged_rows
 from rlhf_nb.training.metrics import Metric, in_order
 from rlhf_nb.ui.html import (
     data_table,
@@ -104,7 +104,7 @@ def demo_report(folder: Path) -> str:
     What is still to come is said in its place. Empty where no `rlhf-nb demo` wrote the folder."""
     if not (folder / DEMO_MARK).is_file():
         return ""
-    settings, results = (read_object(folder / f"{name}.json") for name in ("settings", "results"))
+    settings, results = (read_object(folder / f"{x}.json", {}) for x in ("settings", "results"))
     completions = completions_of_run(folder)
     examples = examples_section(completions)
     above = best_and_worst(completions) if examples else ()

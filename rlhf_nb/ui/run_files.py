@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
@@ -17,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlhf_nb.base.files import parse_json
 from rlhf_nb.packing import last_token, on_tokens, score_sums
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.training.logs import logged_rows
@@ -190,11 +190,11 @@ def numbers_of(path: Path) -> pd.DataFrame:
         with safe_open(path, "pt") as file:
             # A safetensors file has keys and cannot be iterated over.
             tensors = {name: file.get_tensor(name) for name in file.keys() if name in _NUMBERS}
-    except (SafetensorError, OSError) as error:
+            return episode_numbers(tensors)
+    except (SafetensorError, OSError, LookupError) as error:
         raise ValueError(
             f"{path} cannot be read ({error}): remove it, or look at another update."
         ) from None
-    return episode_numbers(tensors)
 
 
 def _log_of(path: Path) -> pd.DataFrame:
@@ -321,7 +321,7 @@ class RunFolder(Updates):
         texts: list[str] = []
         for file in self.files[update]:
             with safe_open(file, "pt") as opened:
-                texts += json.loads(opened.metadata()["described"])["prompts"]
+                texts += parse_json(opened.metadata()["described"])["prompts"]
         return texts
 
     def completions(self) -> dict[str, list[dict[str, str]]]:

@@ -66,9 +66,10 @@ def prompt_fold(rollout: Rollout, episode: int) -> str:
 
 def episode_markup(shown: Shown, episode: int, signal: str = "", fold: bool = False) -> str:
     """One episode: a strip of one signal, on the update's scale, and the table of all of them,
-    folded or not."""
-    rollout, signals = shown.rollout, shown.signals(episode)
-    strip = token_strip(tokens := episode_tokens(rollout, episode))
+    folded or not; of a long one the beginning."""
+    rollout, every = shown.rollout, episode_tokens(shown.rollout, episode)
+    signals = {name: x[:MOST_SHOWN] for name, x in shown.signals(episode).items()}
+    strip = token_strip(tokens := every[:MOST_SHOWN])
     if signal:
         pale, full = shown.scale(signal)
         name = signal + "; 99 % of this update is paler" * (full is not None)
@@ -82,7 +83,8 @@ def episode_markup(shown: Shown, episode: int, signal: str = "", fold: bool = Fa
     table = str(signal_table(tokens, **signals)) if signals else ""
     if table and fold:
         table = element("details", element("summary", "All signals"), table)
-    facts = element("p", element("strong", escape(episode_facts(rollout, episode))))
+    cut = f" · the first {MOST_SHOWN:,} follow, save_html() shows all" * (len(every) > MOST_SHOWN)
+    facts = element("p", element("strong", escape(episode_facts(rollout, episode) + cut)))
     prompt = prompt_fold(rollout, episode)
     notes = "".join(element("li", safe_text(note)) for note in notes_of(rollout))
     read = element("details", element("summary", "How this file was read"), element("ul", notes))
@@ -219,6 +221,7 @@ def _curve(
 
 
 NO_ALARM = "No alarm: nothing ran away or jumped."
+MOST_SHOWN = 1_000  # tokens of an episode as markup; the reader has all of them
 MOST_TOKENS = 4_000_000  # tokens in one file, at about 14 bytes each
 
 
