@@ -143,11 +143,12 @@ class UpdateTrainer(SealedTrainer):
                 self.model.activation_checkpointing_enable()
             batches = self.get_train_dataloader() if given else None
             self._prepare_for_training(updates, batches, None)
-        planned, rate = self.args.num_total_batches, self.args.learning_rate
-        if self.update_count == planned > 0 and rate and not self.learning_rate():
+        planned, rate = self.args.num_total_batches, self.learning_rate()
+        if self.past_schedule and self.update_count == planned and rate != self.args.learning_rate:
+            effect = f"stays at {rate:.3g}" if rate else "is 0: nothing more will be learnt"
             logger.warning_once(
-                f"update {planned} is past the schedule of {planned} updates, whose learning rate "
-                "ends at 0: nothing more will be learnt. Raise total_episodes or max_steps, or set "
+                f"update {planned} is past the schedule of {planned} updates, and the learning "
+                f"rate {effect}. Raise total_episodes or max_steps, or set "
                 "lr_scheduler_type='constant'."
             )
         return self.model_wrapped
@@ -181,9 +182,15 @@ class UpdateTrainer(SealedTrainer):
         "Of the next optimizer step."
         return self._get_learning_rate()
 
+    @property
+    def past_schedule(self) -> bool:
+        "Whether a schedule that was made for the planned updates is at its end."
+        return self.own_schedule and self.update_count >= self.args.num_total_batches > 0
+
     def step_schedule(self) -> None:
-        "Once an update; a schedule that waits for a metric is stepped by Trainer's evaluation."
-        if not isinstance(self.lr_scheduler, BY_METRIC):
+        """Once an update, to the end of the schedule, as a cosine would rise again; one that waits
+        for a metric is stepped by Trainer's evaluation."""
+        if not isinstance(self.lr_scheduler, BY_METRIC) and not self.past_schedule:
             self.lr_scheduler.step()
 
     # ---- the loop, in Trainer's terms ----

@@ -25,6 +25,7 @@ from transformers.trainer_utils import has_length, rotate_checkpoints
 from transformers.utils import logging
 
 from rlhf_nb import __version__
+from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.base.sharding import full_tensor, run_on_ranks, take_from_first_rank
 from rlhf_nb.checkpoint import PARTIAL, seal, stage_folder, verify
 from rlhf_nb.training.compat import add_metadata
@@ -170,6 +171,7 @@ class SealedTrainer(Trainer):
     eval_collator: Any = None  # of batches that do not train; None: that of training
     saved_step = 0  # of the last checkpoint
     resumed_from: Path | None = None
+    own_schedule = True  # it is made from the settings
     fresh_groups: list[dict[str, Any]]  # of the optimizer, before a checkpoint is loaded
 
     def __init__(self, model: Any, args: TrainingArguments, **given: Any):
@@ -409,6 +411,7 @@ class SealedTrainer(Trainer):
 
     def create_scheduler(self, *given: Any, **more: Any) -> Any:
         "Trainer's; what this run's settings make of the optimizer is kept for a resume."
+        self.own_schedule = self.lr_scheduler is None
         scheduler: Any = super().create_scheduler(*given, **more)
         groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
         self.fresh_groups = [{**group} for group in groups]
@@ -459,6 +462,16 @@ class SealedTrainer(Trainer):
         if self.order is not None and epoch != int(epoch):
             pending["order"] = torch.tensor(self.order.drawn)
         torch.save(pending, Path(output_dir) / f"pending_{self.args.process_index}.pt")
+
+    def evaluate(self, *given: Any, **named: Any) -> dict[str, float]:
+        "Trainer's; whatever is drawn in it, the run goes on as if nobody had looked."
+        with random_state_kept():
+            return super().evaluate(*given, **named)
+
+    def predict(self, *given: Any, **named: Any) -> Any:
+        "Trainer's; generators are as they were, too."
+        with random_state_kept():
+            return super().predict(*given, **named)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
         sampler = super()._get_train_sampler(train_dataset)
