@@ -5,16 +5,21 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import peft
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
-from ppo_fixtures import PROMPTS, SIZES, likes_c, logs, rollouts, unlike, untimed, weights
+from ppo_fixtures import BEST, PROMPTS, SIZES, likes_c, logs, rollouts, unlike, untimed, weights
 from transformers import AutoModelForCausalLM
 
 from rlhf_nb.fast_logprobs import response_logprobs
 from rlhf_nb.forward import ValueHead
 from rlhf_nb.models import scorer_from
+from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.training.model_loading import load_policy, load_scorer, tiny_policy
+
+WORDS = ["cdefg", "ab", "jih", "hhi", "gab", "ccc", "dd", "eee"]
 
 
 def lora(**changes) -> LoraConfig:
@@ -34,6 +39,20 @@ def begin(letters):
 
 def told(trainer):
     return [untimed(log) for log in logs(trainer)]
+
+
+@pytest.fixture
+def sft(letters, small_args, base):
+    "Makes an SFTTrainer with an adapter: `sft(config, ...settings)`."
+
+    def make(config, model=None, **changes):
+        rows = Dataset.from_dict(dict(prompt=["ab"] * 8, completion=WORDS))
+        args = small_args(SFTConfig, **dict(max_steps=3) | changes)
+        return SFTTrainer(
+            model or base, args, rows, rows.select([1, 4]), letters, peft_config=config
+        )
+
+    return make
 
 
 @pytest.fixture
@@ -183,6 +202,38 @@ def test_a_resumed_run_is_the_same_run(ppo, base, kind):
     assert not unlike(weights(whole), weights(again))
 
 
+# catches: a checkpoint of the tokens that an encoder puts out, and not of the encoder
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: peft.PromptEncoderConfig(num_virtual_tokens=3, encoder_hidden_size=8),
+        lambda: peft.PrefixTuningConfig(
+            num_virtual_tokens=3, prefix_projection=True, encoder_hidden_size=8
+        ),
+        lambda: peft.CPTConfig(
+            cpt_token_ids=[2, 3, 4],
+            cpt_mask=[1] * 3,
+            cpt_tokens_type_mask=[1, 3, 4],
+            task_type="CAUSAL_LM",
+        ),
+    ],
+)
+def test_virtual_tokens_go_on_and_the_best_are_back(sft, make, tmp_path):
+    def run(folder, best=False, resume=None):
+        often = dict(BEST, load_best_model_at_end=best)
+        sizes = dict(output_dir=str(tmp_path / folder), max_steps=4, per_device_train_batch_size=4)
+        trainer = sft(make(), **often, **sizes, learning_rate=0.2)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    whole = run("whole")
+    again = run("whole", resume=str(tmp_path / "whole" / "checkpoint-2"))
+    assert not unlike(weights(whole), weights(again))
+    trainer = run("best", best=True)
+    losses = [log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log]
+    assert trainer.evaluate()["eval_loss"] == min(losses) and len({*losses}) == 4
+
+
 # ---- The value model ----
 
 
@@ -307,8 +358,6 @@ def test_what_is_grown_from_an_adapter(letters, base, tmp_path):
 # catches: prompts that are repeated and columns that are not, batches n times too large, a run n
 # times too long
 def test_several_answers_to_each_prompt(ppo):
-    from datasets import Dataset
-
     seen = []
 
     def judge(prompts, responses, place, **_):

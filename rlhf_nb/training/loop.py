@@ -185,7 +185,8 @@ class UpdateTrainer(SealedTrainer):
     @property
     def past_schedule(self) -> bool:
         "Whether a schedule that was made for the planned updates is at its end."
-        return self.own_schedule and self.update_count >= self.args.num_total_batches > 0
+        own, updates = self._created_lr_scheduler, self.args.num_total_batches
+        return own and self.update_count >= updates > 0
 
     def step_schedule(self) -> None:
         """Once an update, to the end of the schedule, as a cosine would rise again; one that waits

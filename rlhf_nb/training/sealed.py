@@ -27,7 +27,7 @@ from transformers.utils import logging
 from rlhf_nb import __version__
 from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.base.sharding import full_tensor, run_on_ranks, take_from_first_rank
-from rlhf_nb.checkpoint import PARTIAL, seal, stage_folder, verify
+from rlhf_nb.checkpoint import PARTIAL, load_weights, save_weights, seal, stage_folder, verify
 from rlhf_nb.training.compat import add_metadata
 from rlhf_nb.training.folders import (
     Stop,
@@ -59,6 +59,7 @@ from rlhf_nb.training.resume import (
 )
 
 logger = logging.get_logger(__name__)
+ENCODER = "prompt_encoder"  # in a PEFT model and in a checkpoint
 SUPPORTED = ">=5.20,<6"  # of transformers; settings.ini says the same
 
 
@@ -158,6 +159,14 @@ def place_in_stream(checkpoint: Path) -> tuple[int, int]:
     return int(passes), round(share * saved["max_steps"])
 
 
+def save_encoder(model: Any, folder: Path, state: dict[str, Tensor]) -> None:
+    "What makes an adapter's virtual tokens; peft writes the tokens alone, from which none goes on."
+    if (encoder := getattr(model, ENCODER, None)) is not None:
+        gathered = {name: x for name, x in state.items() if name.startswith(f"{ENCODER}.")}
+        own = {name.removeprefix(f"{ENCODER}."): x for name, x in gathered.items()}
+        save_weights(encoder, folder / ENCODER, own or None)
+
+
 class SealedTrainer(Trainer):
     """Hugging Face's Trainer, with checkpoints that appear complete or not at all, a resume that
     goes on as if nothing had happened or says what is different, a folder for one run alone, and a
@@ -171,7 +180,6 @@ class SealedTrainer(Trainer):
     eval_collator: Any = None  # of batches that do not train; None: that of training
     saved_step = 0  # of the last checkpoint
     resumed_from: Path | None = None
-    own_schedule = True  # it is made from the settings
     fresh_groups: list[dict[str, Any]]  # of the optimizer, before a checkpoint is loaded
 
     def __init__(self, model: Any, args: TrainingArguments, **given: Any):
@@ -229,11 +237,9 @@ class SealedTrainer(Trainer):
 
     def named_models(self) -> dict[str, Any]:
         "The models' and the tokenizer's part of it."
-        model: Any = self.model
-        tokenizer: Any = self.processing_class
-        return dict(processing_class=fingerprint_tokenizer(tokenizer)) | fingerprint_model(
-            "model", model
-        )
+        own: Any = self
+        names = dict(processing_class=fingerprint_tokenizer(own.processing_class))
+        return names | fingerprint_model("model", own.model)
 
     def pending(self) -> dict[str, Any]:
         "Tensors that this rank has yet to log."
@@ -249,14 +255,17 @@ class SealedTrainer(Trainer):
     def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
         "Write what a user loads, on the rank that saves; `state` holds weights gathered from all."
         super()._save(str(folder), state)
+        if self.stage is not None:
+            save_encoder(self.model, folder, state or {})
 
     def read_model(self, folder: Path, model: Any) -> None:
         "Put back what `write_model` wrote."
+        if (folder / ENCODER).is_dir():
+            return load_weights(getattr(model, ENCODER), folder / ENCODER)
         complete = isinstance(model, PreTrainedModel) and (folder / "config.json").is_file()
         if not complete or self.is_fsdp_enabled:  # an adapter, or shards
             return super()._load_from_checkpoint(str(folder), model)
-        saved = type(model).from_pretrained(folder, dtype=model.dtype)
-        model.load_state_dict(saved.state_dict())
+        load_weights(model, folder)
 
     def write_state(self, folder: Path) -> None:
         "Write what the run needs beside Trainer's own state, on the rank that saves."
@@ -390,15 +399,12 @@ class SealedTrainer(Trainer):
             if self.is_world_process_zero():
                 logger.warning(f"resumed from {folder.name} with {text}.")
 
-    def _load_from_checkpoint(
-        self, resume_from_checkpoint: str, model: nn.Module | None = None
-    ) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         inner = self.accelerator.unwrap_model(model or self.model)
         self.read_model(Path(resume_from_checkpoint), inner)
 
     def _load_best_model(self) -> None:
-        folder = Path(str(self.state.best_model_checkpoint))
-        verify(folder)
+        verify(folder := Path(str(self.state.best_model_checkpoint)))
         if self.is_deepspeed_enabled:
             return super()._load_best_model()
         self._load_from_checkpoint(str(folder))
@@ -411,7 +417,6 @@ class SealedTrainer(Trainer):
 
     def create_scheduler(self, *given: Any, **more: Any) -> Any:
         "Trainer's; what this run's settings make of the optimizer is kept for a resume."
-        self.own_schedule = self.lr_scheduler is None
         scheduler: Any = super().create_scheduler(*given, **more)
         groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
         self.fresh_groups = [{**group} for group in groups]
@@ -463,15 +468,8 @@ class SealedTrainer(Trainer):
             pending["order"] = torch.tensor(self.order.drawn)
         torch.save(pending, Path(output_dir) / f"pending_{self.args.process_index}.pt")
 
-    def evaluate(self, *given: Any, **named: Any) -> dict[str, float]:
-        "Trainer's; whatever is drawn in it, the run goes on as if nobody had looked."
-        with random_state_kept():
-            return super().evaluate(*given, **named)
-
-    def predict(self, *given: Any, **named: Any) -> Any:
-        "Trainer's; generators are as they were, too."
-        with random_state_kept():
-            return super().predict(*given, **named)
+    evaluate = random_state_kept()(Trainer.evaluate)  # the run goes on as if nobody had looked
+    predict = random_state_kept()(Trainer.predict)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
         sampler = super()._get_train_sampler(train_dataset)
