@@ -318,6 +318,7 @@ class SFTConfig(SupervisedConfig):
         "keep_start", "Of texts without a prompt.", "data"
     )
     shuffle_dataset: Literal[False] = setting(False, "The sampler shuffles.", "data")
+    label_names: None = setting(None, "A batch has labels.", "data")  # type: ignore[assignment]
     dataset_kwargs: None = setting(None, "Give input_ids and labels instead.", "data")
     loss_type: Literal["nll", "chunked_nll"] | None = setting(
         None, "The loss is the model's own.", "update"
@@ -506,9 +507,8 @@ class SFTTrainer(SealedTrainer):
         if router is not None and summed and self.model_accepts_loss_kwargs:
             config = inner.config.get_text_config()
             coef = getattr(config, "router_aux_loss_coef", getattr(config, "aux_loss_coef", 0.0))
-            ranks = self.accelerator.num_processes // self.get_tp_size()
-            times = ranks if self.args.average_tokens_across_devices else 1  # it is in the loss
-            loss = loss - coef * router * (times - 1 / self.current_gradient_accumulation_steps)
+            ranks = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+            loss = loss - coef * router * (ranks - 1 / self.current_gradient_accumulation_steps)
         return (loss, outputs) if return_outputs else loss
 
     def prediction_step(

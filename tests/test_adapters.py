@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from rlhf_nb.fast_logprobs import response_logprobs
 from rlhf_nb.forward import ValueHead
 from rlhf_nb.models import scorer_from
+from rlhf_nb.reward import RewardTrainer
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.training.model_loading import load_policy, load_scorer, tiny_policy
 
@@ -59,6 +60,7 @@ def sft(letters, small_args, base):
 def base(letters, tmp_path):
     "A policy in a folder, as people load one: an adapter's folder names it."
     begin(letters).save_pretrained(tmp_path / "base")
+    letters.save_pretrained(tmp_path / "base")
     return str(tmp_path / "base")
 
 
@@ -232,6 +234,97 @@ def test_virtual_tokens_go_on_and_the_best_are_back(sft, make, tmp_path):
     trainer = run("best", best=True)
     losses = [log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log]
     assert trainer.evaluate()["eval_loss"] == min(losses) and len({*losses}) == 4
+
+
+STARTS = dict(
+    pissa=lambda: lora(init_lora_weights="pissa"),
+    olora=lambda: lora(init_lora_weights="olora"),
+    bias=lambda: lora(bias="all"),
+    tokens=lambda: lora(trainable_token_indices=[1, 2]),
+    ia3=lambda: peft.IA3Config(target_modules=["query_key_value"], feedforward_modules=[]),
+)
+
+
+# catches: a trial of the folder that leaves its noise in the weights, that stops what learned, or
+# that refuses what comes back
+@pytest.mark.parametrize("kind", STARTS)
+def test_the_folder_has_what_was_trained(sft, base, kind, tmp_path):
+    trainer, ids = sft(STARTS[kind]()), torch.arange(12)[None]
+    if kind != "ia3":
+        fresh = load_policy(base)(ids).logits
+        torch.testing.assert_close(trainer.model(ids).logits, fresh, atol=1e-5, rtol=0)
+    learn = {name for name, x in trainer.model.named_parameters() if x.requires_grad}
+    assert learn and (kind != "bias" or any(name.endswith("bias") for name in learn))
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    again = PeftModel.from_pretrained(plain, tmp_path / "saved")
+    assert (again(ids).logits - trainer.model(ids).logits).abs().max() <= 1e-6
+
+
+WRONG = [  # what each adapter is refused for
+    (lambda: lora(init_lora_weights="pissa_niter_4", task_type=None), "pissa_niter_4'.* at random"),
+    (lambda: lora(alora_invocation_tokens=[3, 4], task_type=None), "alora_invocation_tokens"),
+    (lambda: peft.PolyConfig(r=2, target_modules=["query_key_value"]), "of PolyConfig does not"),
+]
+
+
+# catches: an adapter that the folder does not give back, at one door alone
+@pytest.mark.parametrize("make, named", WRONG)
+def test_what_would_not_come_back_is_refused(ppo, sft, base, make, named):
+    def reward():
+        scorer = scorer_from(load_policy(base), 1)
+        RewardTrainer(scorer, processing_class=base, peft_config=make())
+
+    def given():
+        return get_peft_model(load_policy(base), make())
+
+    def loaded():
+        given().save_pretrained(Path(base) / "adapter")
+        load_policy(str(Path(base) / "adapter"))
+
+    doors = [lambda: sft(make()), lambda: ppo(parts=dict(peft_config=make())), reward]
+    if "Poly" not in named:  # of a given one, and of a folder, the kind is known alone
+        doors += [loaded, lambda: sft(None, given()), lambda: ppo(model=given())]
+    for door in doors:
+        with pytest.raises(ValueError, match=named):
+            door()
+
+
+# catches: a trial of an adapter that changes nothing yet
+def test_an_adapter_is_moved_before_it_is_compared(sft, monkeypatch):
+    def empty(bare, folder):
+        return get_peft_model(bare, lora())
+
+    monkeypatch.setattr(PeftModel, "from_pretrained", empty)
+    with pytest.raises(ValueError, match="LoraConfig does not come back .*outputs are .* off"):
+        sft(lora())
+
+
+# catches: a loss of nan, and the learning rate blamed for it
+def test_dora_on_a_row_of_zeros_is_named(sft, base):
+    model = load_policy(base)
+    torch.nn.init.zeros_(model.base_model.layers[0].attention.query_key_value.weight[3])
+    with pytest.raises(ValueError, match="DoRA .*row 3 of .*query_key_value is 0"):
+        sft(lora(use_dora=True), model)
+
+
+# catches: an adapter on another, of which the folder holds the outer one alone
+def test_one_adapter_at_a_time(ppo, sft, base):
+    def given(times=1):
+        model = load_policy(base)
+        for _ in range(times):
+            model = get_peft_model(model, lora())
+        return model
+
+    for door in (
+        lambda: sft(lora(), given()),
+        lambda: sft(None, given(2)),
+        lambda: ppo(model=given(2)),
+        lambda: RewardTrainer(given(), processing_class=base, peft_config=for_value()),
+    ):
+        with pytest.raises(ValueError, match="already has an adapter"):
+            door()
 
 
 # ---- The value model ----

@@ -145,10 +145,9 @@ class UpdateTrainer(SealedTrainer):
             self._prepare_for_training(updates, batches, None)
         planned, rate = self.args.num_total_batches, self.learning_rate()
         if self.past_schedule and self.update_count == planned and rate != self.args.learning_rate:
-            effect = f"stays at {rate:.3g}" if rate else "is 0: nothing more will be learnt"
             logger.warning_once(
-                f"update {planned} is past the schedule of {planned} updates, and the learning "
-                f"rate {effect}. Raise total_episodes or max_steps, or set "
+                f"update {planned} is past the schedule of {planned} updates: the learning rate "
+                f"stays at {rate:.3g}. Raise total_episodes or max_steps, or set "
                 "lr_scheduler_type='constant'."
             )
         return self.model_wrapped

@@ -45,7 +45,7 @@ from rlhf_nb.training.folders import (
     writing,
 )
 from rlhf_nb.training.hub import asking_for_repository, pushing
-from rlhf_nb.training.optimizers import check_optimizer, inner_optimizer
+from rlhf_nb.training.optimizers import check_optimizer, check_rates, inner_optimizer
 from rlhf_nb.training.precision import check_learns, warn_of_half
 from rlhf_nb.training.resume import (
     apply_new_rates,
@@ -162,8 +162,8 @@ def place_in_stream(checkpoint: Path) -> tuple[int, int]:
 def save_encoder(model: Any, folder: Path, state: dict[str, Tensor]) -> None:
     "What makes an adapter's virtual tokens; peft writes the tokens alone, from which none goes on."
     if (encoder := getattr(model, ENCODER, None)) is not None:
-        gathered = {name: x for name, x in state.items() if name.startswith(f"{ENCODER}.")}
-        own = {name.removeprefix(f"{ENCODER}."): x for name, x in gathered.items()}
+        here = len(f"{ENCODER}.")
+        own = {name[here:]: x for name, x in state.items() if name.startswith(f"{ENCODER}.")}
         save_weights(encoder, folder / ENCODER, own or None)
 
 
@@ -417,6 +417,7 @@ class SealedTrainer(Trainer):
 
     def create_scheduler(self, *given: Any, **more: Any) -> Any:
         "Trainer's; what this run's settings make of the optimizer is kept for a resume."
+        check_rates(self.optimizer, self.lr_scheduler)
         scheduler: Any = super().create_scheduler(*given, **more)
         groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
         self.fresh_groups = [{**group} for group in groups]
