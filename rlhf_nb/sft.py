@@ -488,8 +488,7 @@ class SFTTrainer(SealedTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Trainer's; no logits are made in front of the first completion, and a router's own loss is
-        a mean over the micro-batches of a step, as over its ranks."""
+        "Trainer's, without logits in front of a completion; a router's loss is the mean of a step."
         inner, labels = unwrap(self.model), inputs["labels"]
         other_loss = self.label_smoother is not None or self.compute_loss_func is not None
         takes = inspect.signature(inner.forward).parameters

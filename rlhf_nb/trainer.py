@@ -25,7 +25,6 @@ from transformers.utils import logging
 from .base.lower_layers import lower_layers_once
 from .base.noise import switch_off_noise
 from .base.opened import embedding_rows
-from .base.random_state import random_state_kept
 from .estimators import ESTIMATORS, equal_groups, loss_weights
 from .forward import PolicyAndValue
 from .judges import Answers, judges_of
@@ -490,8 +489,7 @@ class Evaluator:
         for name, prompts in sets_of(data).items():
             if rows is not None:
                 prompts = prompts.select(range(min(rows, len(prompts))))
-            with random_state_kept():  # a judge may draw
-                completions = self.complete(prompts, progress=rows is None)
+            completions = self.complete(prompts, progress=rows is None)
             metrics |= report_completions(self.trainer, completions, kind, name)
         return metrics
 

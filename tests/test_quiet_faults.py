@@ -398,7 +398,7 @@ def test_three_labels_are_no_score(letters):
     config = copy.deepcopy(tiny_policy(letters, 0, **SIZES).config)
     config.num_labels = 3
     scorer = AutoModelForSequenceClassification.from_config(config)
-    with pytest.raises(ValueError, match="num_labels=3: give one that has 1"):
+    with pytest.raises(ValueError, match="num_labels=3: load it with num_labels=1"):
         score_texts(scorer, letters, ["ab"], ["c"])
 
 

@@ -175,14 +175,14 @@ def check_policy(model: Any) -> None:
         )
 
 
-def check_scorer(model: Any) -> None:
+def check_scorer(model: Any, labels: int = 2) -> None:  # that it may have
     "Raises ValueError on a classifier of tokens, and on one whose score is not at the last token."
     inner = unwrap(model)
     kind = type(inner)
     if isinstance(inner, PreTrainedModel):
         check_decoder(inner.config, kind.__name__)
-        if (labels := inner.config.num_labels or 0) > 2:
-            raise ValueError(f"{kind.__name__} has num_labels={labels}: give one that has 1.")
+        if (found := inner.config.num_labels or 0) > labels:
+            raise ValueError(f"{kind.__name__} has num_labels={found}: load it with num_labels=1.")
     if any(base.__name__.endswith("ForTokenClassification") for base in kind.__mro__):
         raise ValueError(
             f"{kind.__name__} is a classifier of tokens, and a reward or value model is one of "

@@ -144,7 +144,8 @@ class UpdateTrainer(SealedTrainer):
             batches = self.get_train_dataloader() if given else None
             self._prepare_for_training(updates, batches, None)
         planned, rate = self.args.num_total_batches, self.learning_rate()
-        if self.past_schedule and self.update_count == planned and rate != self.args.learning_rate:
+        ended = self._created_lr_scheduler and self.update_count == planned > 0
+        if ended and rate != self.args.learning_rate:
             logger.warning_once(
                 f"update {planned} is past the schedule of {planned} updates: the learning rate "
                 f"stays at {rate:.3g}. Raise total_episodes or max_steps, or set "
@@ -181,16 +182,10 @@ class UpdateTrainer(SealedTrainer):
         "Of the next optimizer step."
         return self._get_learning_rate()
 
-    @property
-    def past_schedule(self) -> bool:
-        "Whether a schedule that was made for the planned updates is at its end."
-        own, updates = self._created_lr_scheduler, self.args.num_total_batches
-        return own and self.update_count >= updates > 0
-
     def step_schedule(self) -> None:
-        """Once an update, to the end of the schedule, as a cosine would rise again; one that waits
-        for a metric is stepped by Trainer's evaluation."""
-        if not isinstance(self.lr_scheduler, BY_METRIC) and not self.past_schedule:
+        "Once an update, not past its end; Trainer's evaluation steps one that waits for a metric."
+        ended = self._created_lr_scheduler and self.update_count >= self.args.num_total_batches > 0
+        if not ended and not isinstance(self.lr_scheduler, BY_METRIC):
             self.lr_scheduler.step()
 
     # ---- the loop, in Trainer's terms ----

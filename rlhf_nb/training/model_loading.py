@@ -24,7 +24,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from rlhf_nb.base.custom import CustomScorer, as_scorer, linear_head
+from rlhf_nb.base.custom import as_scorer, linear_head
 from rlhf_nb.base.encoding import encode_prompts, plain_ids
 from rlhf_nb.base.loading import (
     NOT_AT_THE_LAST,
@@ -308,12 +308,7 @@ def load_scorer(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
             )
             fresh_head(model)
     model = as_scorer(model)
-    if not isinstance(model, CustomScorer) and model.config.num_labels != 1:
-        raise ValueError(
-            f"the reward or value model has num_labels={model.config.num_labels}, but "
-            "it must return one number for each token: load it with num_labels=1."
-        )
-    check_scorer(model)
+    check_scorer(model, 1)
     check_weights(model)
     _check_reads_last(model)
     return model
@@ -392,10 +387,8 @@ def add_adapter(
                 raise ValueError(f"DoRA divides by a row's length: {where} is 0. Leave either out.")
         return model
     if not isinstance(peft_config, _peft().PeftConfig):
-        raise TypeError(
-            f"peft_config is {type(peft_config).__name__}: give a configuration of peft, such as "
-            "LoraConfig(r=8)."
-        )
+        kind = type(peft_config).__name__
+        raise TypeError(f"peft_config is {kind}: give one of peft, such as LoraConfig(r=8).")
     check_single(model, peft_config)
     scorer = linear_head(model) is not None
     task, own = "SEQ_CLS" if scorer else "CAUSAL_LM", copy.deepcopy(peft_config)
@@ -424,8 +417,7 @@ def add_adapter(
 
 def check_single(model: Any, peft_config: Any = None) -> None:
     "Raises ValueError where an adapter is, or would be, put on another; peft saves one."
-    parts = model.modules() if isinstance(model, nn.Module) else ()
-    nested = sum(hasattr(part, "get_base_model") for part in parts) > 1
+    nested = sum(hasattr(x, "get_base_model") for x in getattr(model, "modules", tuple)()) > 1
     if nested or (peft_config is not None and hasattr(model, "peft_config")):
         raise ValueError(
             "the model already has an adapter, and peft saves only one that is put on it: leave "

@@ -57,9 +57,10 @@ from rlhf_nb.training.resume import (
     free_settings,
     naming_settings,
 )
+from rlhf_nb.training.saving import with_prefix
 
 logger = logging.get_logger(__name__)
-ENCODER = "prompt_encoder"  # in a PEFT model and in a checkpoint
+ENCODER = "prompt_encoder"  # of a PEFT model, which writes the virtual tokens that it makes alone
 SUPPORTED = ">=5.20,<6"  # of transformers; settings.ini says the same
 
 
@@ -159,14 +160,6 @@ def place_in_stream(checkpoint: Path) -> tuple[int, int]:
     return int(passes), round(share * saved["max_steps"])
 
 
-def save_encoder(model: Any, folder: Path, state: dict[str, Tensor]) -> None:
-    "What makes an adapter's virtual tokens; peft writes the tokens alone, from which none goes on."
-    if (encoder := getattr(model, ENCODER, None)) is not None:
-        here = len(f"{ENCODER}.")
-        own = {name[here:]: x for name, x in state.items() if name.startswith(f"{ENCODER}.")}
-        save_weights(encoder, folder / ENCODER, own or None)
-
-
 class SealedTrainer(Trainer):
     """Hugging Face's Trainer, with checkpoints that appear complete or not at all, a resume that
     goes on as if nothing had happened or says what is different, a folder for one run alone, and a
@@ -237,9 +230,8 @@ class SealedTrainer(Trainer):
 
     def named_models(self) -> dict[str, Any]:
         "The models' and the tokenizer's part of it."
-        own: Any = self
-        names = dict(processing_class=fingerprint_tokenizer(own.processing_class))
-        return names | fingerprint_model("model", own.model)
+        names = dict(processing_class=fingerprint_tokenizer(self.processing_class))
+        return names | fingerprint_model("model", self.model)
 
     def pending(self) -> dict[str, Any]:
         "Tensors that this rank has yet to log."
@@ -255,8 +247,9 @@ class SealedTrainer(Trainer):
     def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
         "Write what a user loads, on the rank that saves; `state` holds weights gathered from all."
         super()._save(str(folder), state)
-        if self.stage is not None:
-            save_encoder(self.model, folder, state or {})
+        encoder, own = getattr(self.model, ENCODER, None), with_prefix(state or {}, f"{ENCODER}.")
+        if self.stage is not None and encoder is not None:
+            save_weights(encoder, folder / ENCODER, own or None)
 
     def read_model(self, folder: Path, model: Any) -> None:
         "Put back what `write_model` wrote."
@@ -498,8 +491,8 @@ class SealedTrainer(Trainer):
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         "Trainer's, in the order given, whatever the sampling strategy: predictions go by row."
-        size, in_order = self.args.eval_batch_size, lambda rows: SequentialSampler(rows)
-        return self._get_dataloader(test_dataset, "test", size, sampler_fn=in_order)
+        size = self.args.eval_batch_size
+        return self._get_dataloader(test_dataset, "test", size, SequentialSampler)
 
     # ---- the hub ----
 
