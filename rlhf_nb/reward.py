@@ -47,6 +47,7 @@ from .sft import check_row_lengths, load_processing_class, quiet_bars
 from rlhf_nb.training.model_loading import (
     CENTER,
     add_adapter,
+    check_single,
     distinct_pad_id,
     fit_embeddings,
     load_reward_model,
@@ -354,6 +355,7 @@ class RewardTrainer(SealedTrainer):
         args = config_of(RewardConfig, args, "reward")
         tokenizer = tokenizer_with(args, load_processing_class(model, processing_class))
         options = args.loading(quantization_config) if isinstance(model, (str, Path)) else {}
+        check_single(model, peft_config)
         scorer = fit_embeddings(load_reward_model(model, args.seed, **options), tokenizer)
         scorer = check_head(add_adapter(scorer, peft_config, args.seed), "reward model")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -316,6 +316,7 @@ class SFTConfig(SupervisedConfig):
         "keep_start", "Of texts without a prompt.", "data"
     )
     shuffle_dataset: Literal[False] = setting(False, "The sampler shuffles.", "data")
+    label_names: None = setting(None, "A batch has labels.", "data")  # type: ignore[assignment]
     dataset_kwargs: None = setting(None, "Give input_ids and labels instead.", "data")
     loss_type: Literal["nll", "chunked_nll"] | None = setting(
         None, "The loss is the model's own.", "update"
@@ -485,21 +486,27 @@ class SFTTrainer(SealedTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        "Trainer's; no logits are made in front of the first completion."
-        given: dict[str, Any] = dict(
-            return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
-        )
+        "Trainer's, without logits in front of a completion; a router's loss is the mean of a step."
         inner, labels = unwrap(self.model), inputs["labels"]
         other_loss = self.label_smoother is not None or self.compute_loss_func is not None
         takes = inspect.signature(inner.forward).parameters
         virtual = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
         plain = return_outputs or other_loss or self.args.n_gpu > 1 or virtual
-        if plain or "logits_to_keep" not in takes or not (labels[:, 1:] != -100).any():
-            return super().compute_loss(model, inputs, **given)
-        first, places = counted_part(labels)
-        kept = dict(labels=labels[:, first:], logits_to_keep=labels.shape[1] - first)
-        with read_at(inner.base_model, places):
-            return super().compute_loss(model, {**inputs, **kept}, **given)
+        around: Any = nullcontext()
+        if not plain and "logits_to_keep" in takes and (labels[:, 1:] != -100).any():
+            first, places = counted_part(labels)
+            kept = dict(labels=labels[:, first:], logits_to_keep=labels.shape[1] - first)
+            inputs, around = {**inputs, **kept}, read_at(inner.base_model, places)
+        with around:
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        router = getattr(outputs, "aux_loss", None)
+        summed = model.training and num_items_in_batch is not None and not other_loss
+        if router is not None and summed and self.model_accepts_loss_kwargs:
+            config = inner.config.get_text_config()
+            coef = getattr(config, "router_aux_loss_coef", getattr(config, "aux_loss_coef", 0.0))
+            ranks = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+            loss = loss - coef * router * (ranks - 1 / self.current_gradient_accumulation_steps)
+        return (loss, outputs) if return_outputs else loss
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None

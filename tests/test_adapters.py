@@ -5,16 +5,22 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import peft
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
-from ppo_fixtures import PROMPTS, SIZES, likes_c, logs, rollouts, unlike, untimed, weights
+from ppo_fixtures import BEST, PROMPTS, SIZES, likes_c, logs, rollouts, unlike, untimed, weights
 from transformers import AutoModelForCausalLM
 
 from rlhf_nb.fast_logprobs import response_logprobs
 from rlhf_nb.forward import ValueHead
 from rlhf_nb.models import scorer_from
+from rlhf_nb.reward import RewardTrainer
+from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.training.model_loading import load_policy, load_scorer, tiny_policy
+
+WORDS = ["cdefg", "ab", "jih", "hhi", "gab", "ccc", "dd", "eee"]
 
 
 def lora(**changes) -> LoraConfig:
@@ -37,9 +43,24 @@ def told(trainer):
 
 
 @pytest.fixture
+def sft(letters, small_args, base):
+    "Makes an SFTTrainer with an adapter: `sft(config, ...settings)`."
+
+    def make(config, model=None, **changes):
+        rows = Dataset.from_dict(dict(prompt=["ab"] * 8, completion=WORDS))
+        args = small_args(SFTConfig, **dict(max_steps=3) | changes)
+        return SFTTrainer(
+            model or base, args, rows, rows.select([1, 4]), letters, peft_config=config
+        )
+
+    return make
+
+
+@pytest.fixture
 def base(letters, tmp_path):
     "A policy in a folder, as people load one: an adapter's folder names it."
     begin(letters).save_pretrained(tmp_path / "base")
+    letters.save_pretrained(tmp_path / "base")
     return str(tmp_path / "base")
 
 
@@ -183,6 +204,124 @@ def test_a_resumed_run_is_the_same_run(ppo, base, kind):
     assert not unlike(weights(whole), weights(again))
 
 
+# catches: a checkpoint of the tokens that an encoder puts out, and not of the encoder
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: peft.PromptEncoderConfig(num_virtual_tokens=3, encoder_hidden_size=8),
+        lambda: peft.PrefixTuningConfig(
+            num_virtual_tokens=3, prefix_projection=True, encoder_hidden_size=8
+        ),
+        lambda: peft.CPTConfig(
+            "CAUSAL_LM", cpt_token_ids=[2, 3], cpt_mask=[1, 1], cpt_tokens_type_mask=[1, 4]
+        ),
+    ],
+)
+def test_virtual_tokens_go_on_and_the_best_are_back(sft, make, tmp_path):
+    def run(folder, best=False, resume=None):
+        often = dict(BEST, load_best_model_at_end=best)
+        sizes = dict(output_dir=str(tmp_path / folder), max_steps=4, per_device_train_batch_size=4)
+        trainer = sft(make(), **often, **sizes, learning_rate=0.2)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    whole = run("whole")
+    again = run("whole", resume=str(tmp_path / "whole" / "checkpoint-2"))
+    assert not unlike(weights(whole), weights(again))
+    trainer = run("best", best=True)
+    losses = [log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log]
+    assert trainer.evaluate()["eval_loss"] == min(losses) and len({*losses}) == 4
+
+
+STARTS = dict(
+    pissa=lambda: lora(init_lora_weights="pissa"),
+    olora=lambda: lora(init_lora_weights="olora"),
+    bias=lambda: lora(bias="all"),
+    tokens=lambda: lora(trainable_token_indices=[1, 2]),
+    ia3=lambda: peft.IA3Config(target_modules=["query_key_value"], feedforward_modules=[]),
+)
+
+
+# catches: a trial of the folder that leaves its noise in the weights, that stops what learned, or
+# that refuses what comes back
+@pytest.mark.parametrize("kind", STARTS)
+def test_the_folder_has_what_was_trained(sft, base, kind, tmp_path):
+    trainer, ids = sft(STARTS[kind]()), torch.arange(12)[None]
+    fresh = load_policy(base)(ids).logits
+    torch.testing.assert_close(trainer.model(ids).logits, fresh, atol=1e-5, rtol=0)
+    learn = {name for name, x in trainer.model.named_parameters() if x.requires_grad}
+    assert learn and (kind != "bias" or any(name.endswith("bias") for name in learn))
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    again = PeftModel.from_pretrained(load_policy(base), tmp_path / "saved")
+    assert (again(ids).logits - trainer.model(ids).logits).abs().max() <= 1e-6
+
+
+WRONG = [  # what each adapter is refused for
+    (lambda: lora(init_lora_weights="pissa_niter_4", task_type=None), "pissa_niter_4'.* at random"),
+    (lambda: lora(alora_invocation_tokens=[3, 4], task_type=None), "alora_invocation_tokens"),
+    (lambda: peft.PolyConfig(r=2, target_modules=["query_key_value"]), "of PolyConfig does not"),
+]
+
+
+# catches: an adapter that the folder does not give back, at one door alone
+@pytest.mark.parametrize("make, named", WRONG)
+def test_what_would_not_come_back_is_refused(ppo, sft, base, make, named):
+    def reward():
+        scorer = scorer_from(load_policy(base), 1)
+        RewardTrainer(scorer, processing_class=base, peft_config=make())
+
+    def given():
+        return get_peft_model(load_policy(base), make())
+
+    def loaded():
+        given().save_pretrained(Path(base) / "adapter")
+        load_policy(str(Path(base) / "adapter"))
+
+    doors = [lambda: sft(make()), lambda: ppo(parts=dict(peft_config=make())), reward]
+    if "Poly" not in named:  # of a given one, and of a folder, the kind is known alone
+        doors += [loaded, lambda: sft(None, given()), lambda: ppo(model=given())]
+    for door in doors:
+        with pytest.raises(ValueError, match=named):
+            door()
+
+
+# catches: a trial of an adapter that changes nothing yet
+def test_an_adapter_is_moved_before_it_is_compared(sft, monkeypatch):
+    def empty(bare, folder):
+        return get_peft_model(bare, lora())
+
+    monkeypatch.setattr(PeftModel, "from_pretrained", empty)
+    with pytest.raises(ValueError, match="LoraConfig does not come back .*outputs are .* off"):
+        sft(lora())
+
+
+# catches: a loss of nan, and the learning rate blamed for it
+def test_dora_on_a_row_of_zeros_is_named(sft, base):
+    model = load_policy(base)
+    torch.nn.init.zeros_(model.base_model.layers[0].attention.query_key_value.weight[3])
+    with pytest.raises(ValueError, match="DoRA .*row 3 of .*query_key_value is 0"):
+        sft(lora(use_dora=True), model)
+
+
+# catches: an adapter on another, of which the folder holds the outer one alone
+def test_one_adapter_at_a_time(ppo, sft, base):
+    def given(times=1):
+        model = load_policy(base)
+        for _ in range(times):
+            model = get_peft_model(model, lora())
+        return model
+
+    for door in (
+        lambda: sft(lora(), given()),
+        lambda: sft(None, given(2)),
+        lambda: ppo(model=given(2)),
+        lambda: RewardTrainer(given(), processing_class=base, peft_config=for_value()),
+    ):
+        with pytest.raises(ValueError, match="already has an adapter"):
+            door()
+
+
 # ---- The value model ----
 
 
@@ -307,8 +446,6 @@ def test_what_is_grown_from_an_adapter(letters, base, tmp_path):
 # catches: prompts that are repeated and columns that are not, batches n times too large, a run n
 # times too long
 def test_several_answers_to_each_prompt(ppo):
-    from datasets import Dataset
-
     seen = []
 
     def judge(prompts, responses, place, **_):

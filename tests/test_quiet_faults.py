@@ -9,8 +9,20 @@ import pytest
 import torch
 from datasets import Dataset
 from ppo_fixtures import SIZES, likes_c
+from small_models import IDS, WIDTHS, small_model
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, PreTrainedTokenizerFast
+from transformers import (
+    Adafactor,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GPT2Config,
+    PreTrainedTokenizerFast,
+    TrainerCallback,
+)
 
 from rlhf_nb.base.encoding import encode_prompts
 from rlhf_nb.cli.arguments import PPOModelArguments
@@ -291,3 +303,111 @@ def test_a_frozen_policy_is_refused(ppo, letters):
 
 def test_what_is_little_work_is_taken(ppo):
     ppo(likes_c, value_warmup_updates=2, kl_controller="adaptive", kl_target=2.0, max_grad_norm=0.0)
+
+
+# ---- Runs that depend on what should have no say ----
+
+
+# catches: a router's loss added once for each micro-batch of a step
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+def test_a_router_learns_alike_however_a_step_is_split(letters, small_args, family):
+    seen, rows = [], Dataset.from_dict(dict(prompt=["ab"] * 8, completion=["cde"] * 8))
+    experts = dict(num_local_experts=4, num_experts_per_tok=2, num_key_value_heads=2, head_dim=8)
+    for size in (8, 2):
+        model = small_model(family, output_router_logits=True, router_aux_loss_coef=0.5, **experts)
+        sizes = dict(per_device_train_batch_size=size, gradient_accumulation_steps=8 // size)
+        args = small_args(SFTConfig, max_steps=1, learning_rate=0.0, max_grad_norm=1e9, **sizes)
+        trainer = SFTTrainer(model, args, rows, processing_class=letters)
+        trainer.train()
+        seen.append(trainer.state.log_history[0])
+    for name in ("loss", "grad_norm"):
+        assert seen[0][name] == pytest.approx(seen[1][name], rel=1e-5)
+
+
+# catches: an evaluation that draws from the generator of dropout and of the order of the rows
+@pytest.mark.parametrize("make", [sft, reward])
+def test_an_evaluation_changes_no_run(letters, small_args, make):
+    class Looks(TrainerCallback):
+        def on_step_end(self, args, state, control, **given):
+            control.should_evaluate = True
+
+    ends = []
+    for looks in ([], [Looks()]):
+        trainer = make(letters, small_args, per_device_train_batch_size=1)
+        trainer.eval_dataset = trainer.train_dataset
+        for callback in looks:
+            trainer.add_callback(callback)
+        trainer.train()
+        ends.append(torch.get_rng_state())
+    assert any("eval_loss" in log for log in trainer.state.log_history)
+    assert torch.equal(*ends)
+
+
+# catches: a rate that rises again, or goes on falling, beyond the updates it was planned for
+@pytest.mark.parametrize("kind", ["cosine", "inverse_sqrt", "cosine_with_min_lr"])
+def test_a_schedule_stays_at_its_end(ppo, kind, caplog):
+    more = dict(lr_scheduler_kwargs=dict(min_lr=1e-4)) if kind == "cosine_with_min_lr" else {}
+    trainer, rates = ppo(total_episodes=16, lr_scheduler_type=kind, **more), []
+    for _ in range(4):
+        trainer.step()
+        rates.append(trainer.learning_rate())
+    assert rates[0] > rates[1] == rates[2] == rates[3]
+    assert f"stays at {rates[1]:.3g}" in caplog.text
+    own = ppo(total_episodes=8)
+    own.optimizer = torch.optim.SGD(own.model.parameters(), lr=1.0)
+    own.lr_scheduler = torch.optim.lr_scheduler.ExponentialLR(own.optimizer, 0.5)
+    for _ in range(3):
+        own.step()
+    assert own.learning_rate() == 0.125
+
+
+# ---- Models and settings that no trainer takes ----
+
+ENCODERS = dict(
+    distilbert=dict(dim=16, hidden_dim=32, n_layers=1, n_heads=2),
+    longformer=WIDTHS | dict(attention_window=4),
+    modernbert=WIDTHS | dict(cls_token_id=1, sep_token_id=1),
+    **{"deberta-v2": WIDTHS, "albert": WIDTHS},
+    t5=dict(d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0),
+)
+
+
+# catches: an AttributeError for is_decoder, an encoder that trains as a reward model
+@pytest.mark.parametrize("family", ENCODERS)
+def test_an_encoder_is_refused_at_every_door(ppo, letters, small_args, family):
+    config = AutoConfig.for_model(family, **IDS | dict(bos_token_id=1) | ENCODERS[family])
+    writes = (AutoModelForSeq2SeqLM if family == "t5" else AutoModelForMaskedLM).from_config(config)
+    config.num_labels = 1
+    scorer = AutoModelForSequenceClassification.from_config(config)
+    args, pairs = small_args(RewardConfig), Dataset.from_dict(PAIRS)
+    why = "reads? .*both ways|encoder-decoder|no reward model and no value model"
+    for door in (
+        lambda: ppo(likes_c, model=writes),
+        lambda: ppo(scorer),
+        lambda: ppo(likes_c, parts=dict(value_model=scorer)),
+        lambda: RewardTrainer(writes, args, pairs, processing_class=letters),
+        lambda: RewardTrainer(scorer, args, pairs, processing_class=letters),
+        lambda: score_texts(scorer, letters, ["ab"], ["c"]),
+        lambda: score_texts(writes, letters, ["ab"], ["c"]),
+    ):
+        with pytest.raises(ValueError, match=why):
+            door()
+
+
+def test_three_labels_are_no_score(letters):
+    config = copy.deepcopy(tiny_policy(letters, 0, **SIZES).config)
+    config.num_labels = 3
+    scorer = AutoModelForSequenceClassification.from_config(config)
+    with pytest.raises(ValueError, match="num_labels=3: load it with num_labels=1"):
+        score_texts(scorer, letters, ["ab"], ["c"])
+
+
+# catches: metrics of other columns than the labels; a failure in torch's or transformers' own code
+def test_settings_without_a_label_or_a_rate_are_named(letters, small_args):
+    for names in (["label"], ["input_ids"], []):
+        with pytest.raises(ValueError, match="label_names is .*: give None"):
+            sft(letters, small_args, label_names=names)
+    trainer = sft(letters, small_args)
+    trainer.optimizer = Adafactor(trainer.model.parameters(), lr=None)
+    with pytest.raises(ValueError, match="the optimizer's lr is None"):
+        trainer.train()

@@ -53,6 +53,7 @@ PRIVATE = {
     "_maybe_log_save_evaluate": "logs, evaluations and checkpoints when they are due",
     "_get_dataloader": "one rank's prompts of an update; all rows of an evaluation, in their order",
     "_get_eval_sampler": "the order of the rows that metrics of the user's own are given",
+    "_created_lr_scheduler": "whether the schedule is one for the planned updates",
     "_get_learning_rate": "the learning rate that is logged",
     "_tr_loss": "the sum of losses behind the next log, and behind what a finished run returns",
     "_globalstep_last_logged": "how many steps the next log is over",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import reprlib
 from bisect import bisect_left
@@ -76,7 +77,7 @@ def change_calls(x: Any, key: str, change: Callable[[Any], Any]) -> Any:
 def _parsed(x: Any) -> Any:
     "The object of which a text is the JSON; anything else as it is."
     try:
-        found = json.loads(x or "{}") if isinstance(x, str) else x
+        found = parse_json(x or "{}") if isinstance(x, str) else x
     except ValueError:
         return x
     return found if isinstance(found, Mapping) else x

@@ -149,7 +149,9 @@ NOT_AT_THE_LAST = (
 
 def reads_both_ways(config: PreTrainedConfig) -> bool:
     "Whether a token sees those behind it: BERT and its relatives, unless they are decoders."
-    encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not config.is_decoder
+    encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(
+        config, "is_decoder", False
+    )
     return encoder or getattr(config.get_text_config(), "use_bidirectional_attention", None) is True
 
 
@@ -172,10 +174,14 @@ def check_policy(model: Any) -> None:
         )
 
 
-def check_scorer(model: Any) -> None:
+def check_scorer(model: Any, labels: int = 2) -> None:  # that it may have
     "Raises ValueError on a classifier of tokens, and on one whose score is not at the last token."
     inner = unwrap(model)
     kind = type(inner)
+    if isinstance(inner, PreTrainedModel):
+        check_decoder(inner.config, kind.__name__)
+        if (found := inner.config.num_labels or 0) > labels:
+            raise ValueError(f"{kind.__name__} has num_labels={found}: load it with num_labels=1.")
     if any(base.__name__.endswith("ForTokenClassification") for base in kind.__mro__):
         raise ValueError(
             f"{kind.__name__} is a classifier of tokens, and a reward or value model is one of "

@@ -143,11 +143,12 @@ class UpdateTrainer(SealedTrainer):
                 self.model.activation_checkpointing_enable()
             batches = self.get_train_dataloader() if given else None
             self._prepare_for_training(updates, batches, None)
-        planned, rate = self.args.num_total_batches, self.args.learning_rate
-        if self.update_count == planned > 0 and rate and not self.learning_rate():
+        planned, rate = self.args.num_total_batches, self.learning_rate()
+        ended = self._created_lr_scheduler and self.update_count == planned > 0
+        if ended and rate != self.args.learning_rate:
             logger.warning_once(
-                f"update {planned} is past the schedule of {planned} updates, whose learning rate "
-                "ends at 0: nothing more will be learnt. Raise total_episodes or max_steps, or set "
+                f"update {planned} is past the schedule of {planned} updates: the learning rate "
+                f"stays at {rate:.3g}. Raise total_episodes or max_steps, or set "
                 "lr_scheduler_type='constant'."
             )
         return self.model_wrapped
@@ -181,8 +182,9 @@ class UpdateTrainer(SealedTrainer):
         return self._get_learning_rate()
 
     def step_schedule(self) -> None:
-        "Once an update; a schedule that waits for a metric is stepped by Trainer's evaluation."
-        if not isinstance(self.lr_scheduler, BY_METRIC):
+        "Once an update, not past its end; Trainer's evaluation steps one that waits for a metric."
+        ended = self._created_lr_scheduler and self.update_count >= self.args.num_total_batches > 0
+        if not ended and not isinstance(self.lr_scheduler, BY_METRIC):
             self.lr_scheduler.step()
 
     # ---- the loop, in Trainer's terms ----

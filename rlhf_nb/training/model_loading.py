@@ -7,12 +7,13 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from datasets import Dataset
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -23,7 +24,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from rlhf_nb.base.custom import CustomScorer, as_scorer, linear_head
+from rlhf_nb.base.custom import as_scorer, linear_head
 from rlhf_nb.base.encoding import encode_prompts, plain_ids
 from rlhf_nb.base.loading import (
     NOT_AT_THE_LAST,
@@ -36,7 +37,8 @@ from rlhf_nb.base.loading import (
     normalize_dtype,
     pretrained_tokenizer,
 )
-from rlhf_nb.base.opened import embedding_rows, unwrap
+from rlhf_nb.base.opened import FAILURES, embedding_rows, unwrap
+from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.base.sharding import gather_weights, zero3_is_live
 from rlhf_nb.checkpoint import MANIFEST, verify
 from rlhf_nb.models import scorer_from, scorer_head, sequence_scores
@@ -237,6 +239,7 @@ def load_whole(kind: Any, name: str, **kwargs: Any) -> tuple[PreTrainedModel, bo
             "into a model from here: give SFTTrainer the peft.PeftModel itself; PPO and reward "
             "models need an adapter inside the layers, such as LoraConfig."
         )
+    check_kind(config)
     base, has_head = load_whole(kind, config.base_model_name_or_path, **kwargs)
     config.task_type = None  # a classifier is grown from a language model's adapter as well
     embedding = unwrap(base.get_input_embeddings())
@@ -315,12 +318,7 @@ def load_scorer(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
             )
             fresh_head(model)
     model = as_scorer(model)
-    if not isinstance(model, CustomScorer) and model.config.num_labels != 1:
-        raise ValueError(
-            f"the reward or value model has num_labels={model.config.num_labels}, but "
-            "it must return one number for each token: load it with num_labels=1."
-        )
-    check_scorer(model)
+    check_scorer(model, 1)
     check_weights(model)
     _check_reads_last(model)
     return model
@@ -337,6 +335,8 @@ def load_reward_model(
         given: Any = unwrap(model)
         known = hasattr(given, "get_output_embeddings")
         causal = known and given.get_output_embeddings() is not None
+        if causal:
+            check_policy(model)
         if causal and hasattr(model, "peft_config"):  # as the adapter has trained it
             model = merge_adapter(copy.deepcopy(model))
         return scorer_from(model, seed) if causal else load_scorer(model)
@@ -384,20 +384,21 @@ def add_adapter(
     """The model with a new adapter; the head of a reward or value model is trained as well. Raises
     ValueError if it has one or cannot have this one, TypeError if peft_config is none of peft's."""
     if peft_config is None:
+        check_single(model)
         for part in model.modules():
             if isinstance(kept := getattr(part, "kwargs", None), dict):
                 kept.pop("tied_adapter", None)  # by which peft ties weights: it cannot be copied
+        for config in getattr(model, "peft_config", {}).values():
+            check_kind(config)
+        for name, x in model.named_parameters():
+            if "lora_magnitude_vector" in name and not x.all():
+                where = f"row {int((x == 0).nonzero()[0, 0])} of {name.split('.lora_')[0]}"
+                raise ValueError(f"DoRA divides by a row's length: {where} is 0. Leave either out.")
         return model
     if not isinstance(peft_config, _peft().PeftConfig):
-        raise TypeError(
-            f"peft_config is {type(peft_config).__name__}: give a configuration of peft, such as "
-            "LoraConfig(r=8)."
-        )
-    if hasattr(model, "peft_config"):
-        raise ValueError(
-            "the model already has an adapter and peft_config would add another: leave peft_config "
-            "out to train the one it has, or merge it first, model.merge_and_unload()."
-        )
+        kind = type(peft_config).__name__
+        raise TypeError(f"peft_config is {kind}: give one of peft, such as LoraConfig(r=8).")
+    check_single(model, peft_config)
     scorer = linear_head(model) is not None
     task, own = "SEQ_CLS" if scorer else "CAUSAL_LM", copy.deepcopy(peft_config)
     if own.task_type not in (None, task) or (scorer and own.is_prompt_learning):
@@ -414,9 +415,67 @@ def add_adapter(
             "load_scorer and the commands merge one after the other, and peft alone loads only the "
             "last one. For others, save a merged model (save_merged=True of PPOConfig)."
         )
+    changed = isinstance(getattr(own, "init_lora_weights", None), str)  # the model's weights, too
+    shared = [] if changed else [*model.parameters(), *model.buffers()]
+    bare = None if zero3_is_live() else copy.deepcopy(model, {id(x): x for x in shared})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return add_adapter(_peft().get_peft_model(model, own), None)
+        adapted = add_adapter(_peft().get_peft_model(model, own), None)
+    return adapted if bare is None else check_adapter(adapted, bare)
+
+
+def check_single(model: Any, peft_config: Any = None) -> None:
+    "Raises ValueError where an adapter is, or would be, put on another; peft saves one."
+    nested = sum(hasattr(x, "get_base_model") for x in getattr(model, "modules", tuple)()) > 1
+    if nested or (peft_config is not None and hasattr(model, "peft_config")):
+        raise ValueError(
+            "the model already has an adapter, and peft saves only one that is put on it: leave "
+            "peft_config out to train the one it has, or merge it first, model.merge_and_unload()."
+        )
+
+
+def check_kind(config: Any) -> None:
+    "Raises ValueError on an adapter that would not be, once loaded, what was trained."
+    init, why = getattr(config, "init_lora_weights", None), ""
+    if getattr(config, "alora_invocation_tokens", None):
+        why = "has alora_invocation_tokens, which trainers, or one merged, do not wait for"
+    if "_niter_" in str(init):
+        why = f"has init_lora_weights={init!r}: each load changes the model's weights at random"
+    if why:
+        raise ValueError(f"{type(config).__name__} {why}. Give another, such as LoraConfig(r=8).")
+
+
+def _outputs(model: Any) -> Tensor:
+    ids = torch.arange(4, device=model.device)[None] % embedding_rows(model)
+    return model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float()
+
+
+@torch.no_grad()
+def check_adapter(model: Any, bare: Any) -> Any:
+    """The same PEFT model. Raises ValueError where its weights, moved and saved, do not come back
+    on `bare`, the model as it was. Not tried where that cannot be called yet, such as on a GPU."""
+    kept = [(x, x.clone()) for x in model.parameters() if x.requires_grad]
+    kind, was_training = type(model.active_peft_config).__name__, model.training
+    with random_state_kept(), TemporaryDirectory() as folder:
+        try:
+            _outputs(bare).tolist()
+        except FAILURES:
+            return model
+        try:
+            for x, own in kept:
+                x.add_(torch.randn_like(own), alpha=0.01)
+            wanted = _outputs(model)
+            model.save_pretrained(folder, save_embedding_layers=False)
+            gap = (_outputs(_peft().PeftModel.from_pretrained(bare, folder)) - wanted).abs().max()
+            if not gap <= 8 * torch.finfo(model.dtype).eps * wanted.abs().max().clamp(min=1):
+                raise ValueError(f"its outputs are {gap:.2g} off")
+        except FAILURES as error:
+            text = f"the adapter of {kind} does not come back from what peft saves of it ({error})"
+            raise ValueError(f"{text}: give another kind, such as LoraConfig(r=8).") from error
+        finally:
+            for x, own in kept:
+                x.copy_(own).requires_grad_()  # some are in both models
+    return model.train(was_training)
 
 
 def merge_adapter(model: Any) -> PreTrainedModel:

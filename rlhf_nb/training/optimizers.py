@@ -41,3 +41,12 @@ def check_optimizer(optimizer: Any, scheduler: Any, model: Any) -> None:
             f"the lr_scheduler is at its end, after {scheduler.last_epoch} steps, with a learning "
             "rate of 0: give optimizers=(optimizer, None), and a new schedule is made."
         )
+
+
+def check_rates(optimizer: Any, scheduler: Any) -> None:
+    "Raises ValueError where a schedule that is yet to be made has no rate to begin with."
+    groups = () if scheduler is not None else getattr(optimizer, "param_groups", ())
+    if any(group["lr"] is None for group in groups):
+        raise ValueError(
+            "the optimizer's lr is None: give one; Adafactor, with relative_step=False."
+        )

@@ -85,7 +85,7 @@ def fingerprint_sets(train: Any, evaluation: Any) -> dict[str, str]:
     return {name: found for name, x in both if (found := fingerprint_data(x))}
 
 
-def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
+def fingerprint_tokenizer(tokenizer: Any) -> str:
     "A hash of what decides which ids a text gets."
     rules = tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.chat_template
     words = sorted(tokenizer.get_vocab().items())
@@ -99,7 +99,7 @@ def sample_of(weight: Tensor) -> bytes:
     return flat[:: max(1, len(flat) // 1024)].cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def fingerprint_model(name: str, model: nn.Module) -> dict[str, str]:
+def fingerprint_model(name: str, model: Any) -> dict[str, str]:
     """Class, name and shapes of a model, and a hash of the weights that do not learn; the
     others are in the checkpoint. No hash where they are sharded."""
     weights = [*model.named_parameters()]

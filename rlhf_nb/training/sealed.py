@@ -25,8 +25,9 @@ from transformers.utils import logging
 
 from rlhf_nb import __version__
 from rlhf_nb.base.files import read_object
+from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.base.sharding import full_tensor, run_on_ranks, take_from_first_rank
-from rlhf_nb.checkpoint import PARTIAL, seal, stage_folder, verify
+from rlhf_nb.checkpoint import PARTIAL, load_weights, save_weights, seal, stage_folder, verify
 from rlhf_nb.training.compat import add_metadata
 from rlhf_nb.training.folders import (
     Stop,
@@ -45,7 +46,7 @@ from rlhf_nb.training.folders import (
     writing,
 )
 from rlhf_nb.training.hub import asking_for_repository, pushing
-from rlhf_nb.training.optimizers import check_optimizer, inner_optimizer
+from rlhf_nb.training.optimizers import check_optimizer, check_rates, inner_optimizer
 from rlhf_nb.training.precision import check_learns, warn_of_half, warn_of_warm_up
 from rlhf_nb.training.resume import (
     apply_new_rates,
@@ -57,8 +58,10 @@ from rlhf_nb.training.resume import (
     free_settings,
     naming_settings,
 )
+from rlhf_nb.training.saving import with_prefix
 
 logger = logging.get_logger(__name__)
+ENCODER = "prompt_encoder"  # of a PEFT model, which writes the virtual tokens that it makes alone
 SUPPORTED = ">=5.20,<6"  # of transformers; settings.ini says the same
 
 
@@ -222,17 +225,14 @@ class SealedTrainer(Trainer):
 
     def identity(self) -> dict[str, Any]:
         "What names a run, by name: a checkpoint of a run with another identity is refused."
-        names = naming_settings(self.args) | self.named_models()
-        names["batch_size"] = self.get_total_train_batch_size(self.args)
-        return names | fingerprint_sets(self.train_dataset, self.eval_dataset)
+        names = dict(batch_size=self.get_total_train_batch_size(self.args)) | self.named_models()
+        sets = fingerprint_sets(self.train_dataset, self.eval_dataset)
+        return naming_settings(self.args) | names | sets
 
     def named_models(self) -> dict[str, Any]:
         "The models' and the tokenizer's part of it."
-        model: Any = self.model
-        tokenizer: Any = self.processing_class
-        return dict(processing_class=fingerprint_tokenizer(tokenizer)) | fingerprint_model(
-            "model", model
-        )
+        names = dict(processing_class=fingerprint_tokenizer(self.processing_class))
+        return names | fingerprint_model("model", self.model)
 
     def pending(self) -> dict[str, Any]:
         "Tensors that this rank has yet to log."
@@ -248,14 +248,18 @@ class SealedTrainer(Trainer):
     def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
         "Write what a user loads, on the rank that saves; `state` holds weights gathered from all."
         super()._save(str(folder), state)
+        encoder, own = getattr(self.model, ENCODER, None), with_prefix(state or {}, f"{ENCODER}.")
+        if self.stage is not None and encoder is not None:
+            save_weights(encoder, folder / ENCODER, own or None)
 
     def read_model(self, folder: Path, model: Any) -> None:
         "Put back what `write_model` wrote."
+        if (folder / ENCODER).is_dir():
+            return load_weights(getattr(model, ENCODER), folder / ENCODER)
         complete = isinstance(model, PreTrainedModel) and (folder / "config.json").is_file()
         if not complete or self.is_fsdp_enabled:  # an adapter, or shards
             return super()._load_from_checkpoint(str(folder), model)
-        saved = type(model).from_pretrained(folder, dtype=model.dtype)
-        model.load_state_dict(saved.state_dict())
+        load_weights(model, folder)
 
     def write_state(self, folder: Path) -> None:
         "Write what the run needs beside Trainer's own state, on the rank that saves."
@@ -338,8 +342,7 @@ class SealedTrainer(Trainer):
         """Trainer's, in a folder that is this run's alone. Raises ValueError where another run is
         in it, OSError where it takes no more; Ctrl-C and SIGTERM save a checkpoint first."""
         args, folder, stop = self.args, self.output_dir, Stop(self.args.save_strategy != "no")
-        with ExitStack() as inside:
-            inside.enter_context(one_thread(folder))
+        with one_thread(folder), ExitStack() as inside:
             inside.enter_context(report_early_end(folder, stop))
             inside.enter_context(lost_ranks(args, lambda: self.state.global_step))
             check_shared_disk(args)
@@ -361,10 +364,9 @@ class SealedTrainer(Trainer):
 
     def _run_epoch(self, *given: Any, **more: Any) -> None:
         "Trainer's, which would make one more step of a run that was finished before."
-        if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-            return
-        super()._run_epoch(*given, **more)
+        if self.state.global_step < self.state.max_steps:
+            return super()._run_epoch(*given, **more)
+        self.control.should_training_stop = True
 
     def save_if_stopped(self) -> None:
         "Between two steps: after a signal to any rank, save, and raise KeyboardInterrupt."
@@ -389,15 +391,12 @@ class SealedTrainer(Trainer):
             if self.is_world_process_zero():
                 logger.warning(f"resumed from {folder.name} with {text}.")
 
-    def _load_from_checkpoint(
-        self, resume_from_checkpoint: str, model: nn.Module | None = None
-    ) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         inner = self.accelerator.unwrap_model(model or self.model)
         self.read_model(Path(resume_from_checkpoint), inner)
 
     def _load_best_model(self) -> None:
-        folder = Path(str(self.state.best_model_checkpoint))
-        verify(folder)
+        verify(folder := Path(str(self.state.best_model_checkpoint)))
         if self.is_deepspeed_enabled:
             return super()._load_best_model()
         self._load_from_checkpoint(str(folder))
@@ -410,11 +409,12 @@ class SealedTrainer(Trainer):
 
     def create_scheduler(self, num_training_steps: int, *given: Any, **more: Any) -> Any:
         "Trainer's; what this run's settings make of the optimizer is kept for a resume."
+        check_rates(self.optimizer, self.lr_scheduler)
         scheduler: Any = super().create_scheduler(num_training_steps, *given, **more)
         if self.args.warmup_steps:
             warn_of_warm_up(scheduler, self.args, num_training_steps)
-        groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
-        self.fresh_groups = [{**group} for group in groups]
+        optimizer = getattr(scheduler, "optimizer", None)
+        self.fresh_groups = [{**group} for group in getattr(optimizer, "param_groups", ())]
         return scheduler
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -463,6 +463,9 @@ class SealedTrainer(Trainer):
             pending["order"] = torch.tensor(self.order.drawn)
         torch.save(pending, Path(output_dir) / f"pending_{self.args.process_index}.pt")
 
+    evaluate = random_state_kept()(Trainer.evaluate)  # the run goes on as if nobody had looked
+    predict = random_state_kept()(Trainer.predict)
+
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
         sampler = super()._get_train_sampler(train_dataset)
         if type(sampler) is not LengthGroupedSampler:
@@ -489,8 +492,8 @@ class SealedTrainer(Trainer):
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         "Trainer's, in the order given, whatever the sampling strategy: predictions go by row."
-        size, in_order = self.args.eval_batch_size, lambda rows: SequentialSampler(rows)
-        return self._get_dataloader(test_dataset, "test", size, sampler_fn=in_order)
+        size = self.args.eval_batch_size
+        return self._get_dataloader(test_dataset, "test", size, SequentialSampler)
 
     # ---- the hub ----
 
