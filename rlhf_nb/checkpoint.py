@@ -51,6 +51,7 @@ def stage_folder(
         raise
     for path in partial.rglob("*"):
         if path.is_file():
+            path.chmod(partial.stat().st_mode & 0o666)
             _to_disk(path)
     if folder.exists():
         folder.rename(old)
@@ -166,6 +167,8 @@ def save_policy(
     if model is not policy:
         config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    for path in Path(folder).glob("*.safetensors"):  # written for their owner alone
+        path.chmod(Path(folder).stat().st_mode & 0o666)
     if card:
         (Path(folder) / "README.md").write_text(card, encoding="utf-8")
 

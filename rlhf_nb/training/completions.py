@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
 from rlhf_nb.base.encoding import encode_prompts
+from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.base.terminal import terminal_text
 from rlhf_nb.masks import left_pad
 from rlhf_nb.rollout import Rollout, Sample, Sampling, sample, texts_of
@@ -180,9 +181,8 @@ def report_completions(
     frame, of_set = completions_table(completions), f"-{name}" if name else ""
     step = trainer.state.global_step
     if trainer.is_world_process_zero():
-        folder = trainer.output_dir / "completions"
-        folder.mkdir(parents=True, exist_ok=True)
-        frame.to_csv(folder / f"update-{step:05d}-{kind}{of_set}.csv", index=False)
+        file = trainer.output_dir / "completions" / f"update-{step:05d}-{kind}{of_set}.csv"
+        write_text_atomic(file, frame.to_csv(index=False))
         if not trainer.args.disable_tqdm:
             print_table(frame, f"completions ({kind}) after update {step}{of_set}")
     prefix = f"{kind}_{name}" if name else kind

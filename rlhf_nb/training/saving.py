@@ -56,6 +56,5 @@ def load_pair(pair: PolicyAndValue, folder: Path) -> None:
 def save_rollout(r: Rollout, args: PPOConfig, update: int) -> None:
     "Under output_dir/rollouts, a file a rank."
     folder = Path(str(args.output_dir)) / "rollouts"
-    folder.mkdir(parents=True, exist_ok=True)
     rank = f"-rank{args.process_index}" if args.world_size > 1 else ""
     r.save(folder / f"update-{update:05d}{rank}.safetensors")
