@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from rlhf_nb.base.files import append_jsonl
+from rlhf_nb.base.terminal import harmless
 
 if TYPE_CHECKING:
     import httpx  # imported when the judge is run
@@ -270,7 +271,7 @@ class EndpointJudge:
             body = body.replace(self.api_key, "[api key]")
         if response.status_code == 200:
             return _read_reply(body)
-        reason = f"HTTP {response.status_code}: {body[:300]}"
+        reason = f"HTTP {response.status_code}: {harmless(body[:300])}"
         if response.status_code in (408, 429) or response.status_code >= 500:
             wait = response.headers.get("Retry-After", "")
             raise _Temporary(reason, float(wait) if wait.isdigit() else 0.0)
