@@ -91,7 +91,7 @@ def test_a_file_that_something_else_replaces_is_named(ppo, name):
         return likes_c(prompts, responses)
 
     trainer = ppo(replaces, save_rollouts=True, num_sample_generations=3)
-    complaint = "could not be written .* at what has that name, or give another path. There is no"
+    complaint = "could not be written .* at what is there, or give another path. There is no"
     with pytest.raises(OSError, match=f"^a file {complaint} whole checkpoint"):
         trainer.train()
 

@@ -40,8 +40,8 @@ def unwritten(error: BaseException, path: str | Path = "") -> str:
     where = f": {str(path)!r}" * bool(str(path) and not getattr(error, "filename", None))
     maybe = "read or " * (getattr(error, "errno", 0) in (errno.EACCES, errno.EPERM, errno.ENOENT))
     return (
-        f"a file could not be {maybe}written ({' '.join(str(error).split())}{where}): free some "
-        "space, look at permissions and at what has that name, or give another path."
+        f"a file could not be {maybe}written ({' '.join(str(error).split())}{where}): free space, "
+        "look at what is there, or give another path."
     )
 
 

@@ -317,8 +317,7 @@ def report_early_end(folder: Path, stop: Stop) -> Iterator[None]:
         text += what_is_safe(folder)
         if stop.number in ENDS:
             if is_first_rank():
-                text = f"\n{signal.Signals(stop.number).name}: {text}\n"
-                os.write(2, harmless(text).encode())
+                os.write(2, harmless(f"\n{signal.Signals(stop.number).name}: {text}\n").encode())
             raise SystemExit(128 + stop.number) from error
         raise KeyboardInterrupt(text) from error
 
@@ -335,11 +334,11 @@ def writing(
     except (OSError, RuntimeError, SafetensorError) as error:
         if not no_disk(error):
             raise
-        saved = getattr(model, "policy", model)
+        saved, cause = getattr(model, "policy", model), error.__cause__ or error
         learn = [p for p in saved.parameters() if p.requires_grad] if saved is not None else []
         room = sum(math.prod(full_shape(p)) * p.element_size() for p in learn) / 2**20
         needs = f" {to} needs {room:,.1f} MiB." if to else ""
-        raise OSError(f"{unwritten(error)}{needs} {what_is_safe(folder)}") from error
+        raise OSError(f"{unwritten(error)}{needs} {what_is_safe(folder)}") from cause
 
 
 @contextmanager
