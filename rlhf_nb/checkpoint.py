@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,9 @@ def stage_folder(
 
 
 def _to_disk(path: Path) -> None:
-    "Wait until a file is on disk."
+    "Wait until a file is on disk. What was written for its owner alone gets the folder's mode."
+    with suppress(OSError):  # a disk may have no modes
+        path.chmod(path.stat().st_mode | path.parent.stat().st_mode & 0o066)
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
@@ -164,6 +166,8 @@ def save_policy(
     if model is not policy:
         config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    for path in Path(folder).glob("*.safetensors"):
+        _to_disk(path)
     if card:
         (Path(folder) / "README.md").write_text(card, encoding="utf-8")
 

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .base.encoding import token_spans
-from .base.files import from_json, to_json, whole_file
+from .base.files import from_json, to_json, write_text_atomic
+from .base.terminal import harmless
 from .packing import check_left_padded, score_sums
 from .sampling import Sampling, Writing, draw_tokens, has_cache
 
@@ -245,7 +246,7 @@ class Rollout:
     def __repr__(self) -> str:
         filled = [name for name in TENSORS[5:] if getattr(self, name) is not None]
         unit = self.info.get("unit", "tokens")
-        return (
+        return harmless(
             f"Rollout({len(self)} episodes of up to {self.mask.shape[1]} {unit}; "
             f"{', '.join(filled) or 'not scored yet'})"
         )
@@ -253,7 +254,7 @@ class Rollout:
     def __str__(self) -> str:
         shown = self.episodes().filter(OWN).head(8)
         short = shown.map(lambda x: f"{x[:40]}…" if isinstance(x, str) and len(x) > 41 else x)
-        return f"{self!r}\n{short.to_string(float_format=lambda x: f'{x:+.2f}')}"
+        return harmless(f"{self!r}\n{short.to_string(float_format=lambda x: f'{x:+.2f}')}")
 
     def _repr_html_(self) -> str:
         from rlhf_nb.ui.shown import rollout_markup  # a view, when something is shown
@@ -310,8 +311,7 @@ def save_rollout(r: Rollout, path: Path) -> Path:
         name: x.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, x in tensors.items()
     }
-    with whole_file(path) as beside:
-        save_file(plain, beside, metadata=dict(schema=SCHEMA, described=to_json(described)))
+    write_text_atomic(path, save(plain, dict(schema=SCHEMA, described=to_json(described))))
     return path
 
 

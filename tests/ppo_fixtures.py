@@ -36,6 +36,13 @@ def saved_base(folder: Path, texts: Iterable[str], positions: int = 16, **sizes)
     return policy
 
 
+class Runs:
+    "A pickle of it runs code."
+
+    def __reduce__(self):
+        return print, ("it ran",)
+
+
 def need_deepspeed() -> None:
     "Skip where DeepSpeed cannot run on a CPU: it builds its communication when it first runs."
     pytest.importorskip(

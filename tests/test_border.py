@@ -5,8 +5,11 @@ something else."""
 from __future__ import annotations
 
 import dataclasses
+import errno
+import gzip
 import io
 import json
+import logging
 import math
 import os
 import re
@@ -14,6 +17,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +46,7 @@ from rlhf_nb.base.fields import (
     setting,
     settings_that_say,
 )
+from rlhf_nb.base.files import append_jsonl
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.checkpoint import model_card
 from rlhf_nb.models import scorer_from
@@ -340,6 +345,7 @@ BATCHES = [
     (["a" * 40] * 8, "prompt 0 has 40 tokens; with response_length 5"),
     (dict(prompt=PROMPTS[:8], x=[1, 2]), "columns of one length"),
     (dict(input_ids=torch.ones(8, 2).long(), attention_mask=torch.ones(8, 3)), "for 2 ids"),
+    ([*PROMPTS[:3], "a\ud800", *PROMPTS[:4]], "text 3 has a lone surrogate .*: remove it"),
 ]
 
 
@@ -570,9 +576,20 @@ def parts(tmp_path_factory, letters) -> Path:
         "r.py": "def out(p, r, **c): raise KeyError('x')\nx = 5",
         "syntax.py": "def f(:",
         "zero.py": "1 / 0",
+        "help.yaml": "help: true",
+        "halp.yaml": "halp: true",
     }
     for name, text in files.items():
         (folder / name).write_text(text)
+    packed = gzip.compress("".join(map(chr, range(0x4E00, 0x5E00))).encode())
+    (folder / "cut.jsonl.gz").write_bytes(packed[:-20])
+    (folder / "bit.jsonl.gz").write_bytes(packed[:50] + b"\xff" * 50 + packed[100:])
+    for name in ("bare.jsonl.gz", "bare.jsonl.bz2", "bare.jsonl.xz"):
+        (folder / name).write_text("hello")
+    for name, text in dict(fresh="hello", hollow="").items():
+        (folder / name / "rollouts").mkdir(parents=True)
+        (damaged := folder / name / "rollouts" / "update-00000.safetensors").write_text(text)
+        os.utime(damaged, (time.time() + 3600,) * 2)  # as it is just now, however long this takes
     (folder / "latin.jsonl").write_bytes('{"prompt": "\xe9"}\n'.encode("latin-1") * 9)
     deep = '{"prompt": "a", "x": ' + "[" * 2000 + "]" * 2000 + "}"
     (folder / "deep.jsonl").write_text(f"{deep}\n")
@@ -598,6 +615,10 @@ LINES = [  # words, what the line must say
     (SFT + "--dataset_name broken.jsonl", "broken.jsonl, line 6 is not JSON"),
     (SFT + "--dataset_name deep.jsonl", "deep.jsonl, line 1 is not JSON (it is nested"),
     (SFT + "--dataset_name latin.jsonl", "latin.jsonl, line 1"),
+    *[
+        (f"{SFT}--dataset_name {name}", f"{name}: it cannot be unpacked (")
+        for name in "cut.jsonl.gz bit.jsonl.gz bare.jsonl.gz bare.jsonl.bz2 bare.jsonl.xz".split()
+    ],
     (SFT + "--dataset_name nofile.jsonl", "no such file"),
     (SFT + "--dataset_name sft", "dataset_name sft"),
     (SFT + "--dataset_name '[red]x[/red]'", "[red]x[/red]"),
@@ -631,7 +652,10 @@ LINES = [  # words, what the line must say
     (PPO + "--lora_dropout 2 --use_peft", "--lora_dropout is 2.0"),
     (PPO + "--use_vllm", "vLLM cannot be imported"),
     (PPO + "--resume_from_checkpoint nowhere", "nowhere"),
-    (PPO + "--output_dir rows.jsonl/x", "rows.jsonl"),
+    (PPO + "--output_dir rows.jsonl/x", "could not be written ([Errno 17] File exists: "),
+    (SFT + "--output_dir /proc/x/y", "could not be read or written ([Errno 2] No such file"),
+    (PPO + "--config help.yaml", "help.yaml: help is for the command line alone: leave it out"),
+    (PPO + "--config halp.yaml", "halp.yaml: unknown key 'halp'. See rlhf-nb"),
     (
         SFT.replace("--model_name_or_path sft", "--from_scratch") + "--hidden_size 15",
         "--hidden_size is 15",
@@ -639,9 +663,12 @@ LINES = [  # words, what the line must say
     (JUDGE + "--prices 1", "--prices is [1.0]: give two"),
     (JUDGE + "--output empty", "--output empty is a folder"),
     ("view empty", "empty keeps no rollouts"),
+    ("view fresh", "update-00000.safetensors is left out: it is damaged, or not yet"),
+    ("view hollow", "hollow keeps no rollouts that can be read"),
+    ("view hollow --terminal", "update-00000.safetensors is left out: it is empty"),
     *[(f"plot run-{name}", f"run-{name}") for name in ("hist", "list", "json")],
     ("demo --batch 0", "--batch is 0"),
-    ("demo --output_dir rows.jsonl", "rows.jsonl"),
+    ("demo --output_dir rows.jsonl", "could not be written ([Errno 17] File exists: 'rows.jsonl')"),
 ]
 
 
@@ -669,6 +696,36 @@ def test_a_refused_command_says_why_on_one_line(parts, monkeypatch, capsys, line
     assert named in said and files_in(parts) == before
 
 
+# catches: "[Errno 2]" alone, or a file that is said to be missing, where no path means anything
+@pytest.mark.parametrize("line", ["plot x", "view x", "preflight", "demo --quick", PPO])
+def test_a_deleted_working_directory_is_named(ppo, tmp_path, monkeypatch, capsys, line):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert cli.main(shlex.split(line)) == 2
+    name, said = line.split()[0], "the working directory was deleted: cd (os.chdir) to one that"
+    assert capsys.readouterr().err == f"rlhf-nb {name}: {said} exists.\n"
+    with pytest.raises(FileNotFoundError, match="the working directory was deleted"):
+        ppo(output_dir="run")
+
+
+# catches: a bare error of Python's or of the trainer's, and one that only speaks of space
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_a_folder_that_takes_no_file_is_named(ppo, rollout, tmp_path, monkeypatch, number):
+    def refuse(path, *_):
+        raise OSError(number, os.strerror(number), str(path))
+
+    r, folder = Rollout.load(rollout), tmp_path / "new"
+    monkeypatch.setattr("os.mkdir", refuse)
+    for use in (
+        lambda: ppo(output_dir=str(folder)),
+        lambda: r.save(folder / "r.safetensors"),
+        lambda: append_jsonl(folder / "log.jsonl", {}),
+    ):
+        with pytest.raises(OSError, match=r"^a file could not be .*written \(.*new'\): .* give an"):
+            use()
+
+
 # ---- Terminals, markup and cards ----
 
 
@@ -683,6 +740,28 @@ def test_nothing_in_a_text_steers_the_terminal():
     assert "\x1b" not in shown and "\r" not in shown and "\u202e" not in shown
     for text in ("\\x1b[31mred", "[bold]bold[/bold]", "\\u202eabc", "[red]text", "after [dim]x"):
         assert text in shown
+
+
+# catches: a path, a text or a unit that is printed as it is, and a warning of a log with one
+def test_what_others_wrote_does_not_steer_the_terminal(
+    parts, rollout, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(parts)
+    evil = "\x1b[2J\x07\u202e"
+    run = str(tmp_path / evil)
+    r = Rollout.load(rollout).with_(responses=[evil, ""], info=dict(unit=evil))
+    print(r, [r])
+    for words in (
+        [*shlex.split(PPO), "--output_dir", run],
+        ["plot", run, "--group", "a", "--output", f"{run}/drawn"],
+        ["view", f"nowhere{evil}"],
+    ):
+        cli.main(words)
+    warning = dict(msg="now in %s", args=(run,), levelno=logging.WARNING)
+    logging.lastResort.handle(logging.makeLogRecord(warning))
+    shown = "".join(capsys.readouterr())
+    assert not set("\x1b\x07\u202e") & set(shown)
+    assert shown.count(r"\x1b[2J\x07\u202e") == 9, shown
 
 
 class Ascii(io.TextIOWrapper):

@@ -19,7 +19,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from ppo_fixtures import PROMPTS, SIZES, likes_c, weights
+from ppo_fixtures import PROMPTS, SIZES, Runs, likes_c, weights
 from safetensors.torch import load_file, save_file
 from small_models import WIDTHS, small_model
 from torch import nn
@@ -41,12 +41,14 @@ from transformers import (
 
 from rlhf_nb.base.custom import CustomScorer
 from rlhf_nb.cli.data import load_rows
+from rlhf_nb.cli.models import require_name
 from rlhf_nb.cli.recipes import read_recipe
 from rlhf_nb.judges import load_judge
 from rlhf_nb.models import scorer_from, scorer_head
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.reward_functions import call_reward
 from rlhf_nb.rollout import Rollout
+from rlhf_nb.sampling import goes_on
 from rlhf_nb.scoring import score_texts
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.training.model_loading import (
@@ -345,11 +347,14 @@ def test_the_embedding_grows_for_the_pad_token_alone(ppo, letters, tmp_path, mon
 def saved(letters, tmp_path):
     "Folders: a policy and what can be wrong with one."
     model = neox(letters)
-    for name in ("whole", "none", "cut", "empty", "less", "shape", "broken", "unknown"):
+    for name in "whole none cut empty less shape broken unknown locked pickle".split():
         model.save_pretrained(tmp_path / name)
     weights = load_file(tmp_path / "whole/model.safetensors")
     body = next(name for name in weights if "mlp" in name)
-    (tmp_path / "none/model.safetensors").unlink()
+    for name in ("none", "pickle", "locked"):
+        (tmp_path / name / "model.safetensors").unlink()
+    (tmp_path / "locked/model.safetensors").symlink_to("/proc/self/mem")  # no file to be read
+    torch.save(dict(a=Runs()), tmp_path / "pickle/pytorch_model.bin")
     data = (tmp_path / "whole/model.safetensors").read_bytes()
     (tmp_path / "cut/model.safetensors").write_bytes(data[:-100])
     (tmp_path / "empty/model.safetensors").write_bytes(b"")
@@ -378,6 +383,8 @@ WRONG = dict(
     more=r"has 12 weights that GPTNeoX\w+ has no place for, such as gpt_neox.layers.1.*, .*, ",
     broken="cannot be loaded: .*not a valid JSON",
     unknown="cannot be loaded: .*no such",
+    locked="cannot be loaded: No such .* saved to and you may read",
+    pickle="a file in .* runs code when it is read: do not read it by other means, but remove it",
     nothing="has no config.json",
     t5="is no decoder: t5 is an encoder-decoder",
     absent="there is no folder",
@@ -391,6 +398,11 @@ def test_what_is_no_model_is_told_in_one_line(saved, load, what):
     with pytest.raises((ValueError, OSError), match=WRONG[what]) as error:
         load(str(saved / what))
     assert len(str(error.value).splitlines()) == 1 and str(saved / what) in str(error.value)
+    with (
+        pytest.raises((ValueError, OSError), match=f"^--model {saved / what}: .*{WRONG[what]}"),
+        require_name("--model", str(saved / what)) as name,
+    ):
+        load(name)
 
 
 # catches: a reward model of fewer layers than it was trained with, a bias or an adapter left out; a
@@ -448,11 +460,20 @@ def test_folders_may_be_paths_and_must_hold_a_tokenizer(saved, letters):
 
 
 # catches: the list of all classes that transformers knows, for a policy that can have a value head
-def test_a_policy_without_a_classifier_is_told_of_the_value_head(ppo, letters):
-    make = lambda: small_model("granite")
-    with pytest.raises(ValueError, match="granite, which has no .*set share_value_trunk=True"):
+# or whose classifier reads a pooler; a head that is not there in the words of torch
+@pytest.mark.parametrize("family", ["granite", "bert", "electra"])
+def test_a_policy_without_a_classifier_is_told_of_the_value_head(ppo, letters, family):
+    make = lambda: small_model(family, is_decoder=True)
+    with pytest.raises(ValueError, match=f"{family}, which has no .*set share_value_trunk=True"):
         ppo(likes_c, model=make())
     ppo(likes_c, model=make(), share_value_trunk=True).step()
+
+
+# catches: ids of a check that a small embedding does not have
+@pytest.mark.parametrize("rows", [2, 3, 4])
+def test_a_vocabulary_may_be_tiny(rows):
+    model = small_model("gpt_neox", vocab_size=rows)
+    assert load_scorer(scorer_from(model)) and goes_on(model)
 
 
 # ---- Models in the wrong place ----

@@ -381,6 +381,21 @@ def test_what_no_demo_wrote_is_left_alone(tmp_path, capsys, fresh):
     assert "results.json, which no demo wrote" in said
 
 
+# catches: KeyError for a run of `rlhf-nb ppo` in a demo's folder; a broken file that is not named
+@pytest.mark.parametrize(
+    "name, text, more, named",
+    [
+        *[("metrics.jsonl", '{"step": 1}', x, "no demo wrote: move it") for x in ([], ["--fresh"])],
+        ("settings.json", "{", [], "settings.json is damaged ("),
+    ],
+)
+def test_another_run_in_a_demos_folder_is_named(tmp_path, capsys, name, text, more, named):
+    (tmp_path / "demo.json").write_text('{"demo": "1"}')
+    (tmp_path / name).write_text(text)
+    said = one_line(capsys, [*words(tmp_path), *more])
+    assert name in said and named in said and (tmp_path / name).read_text() == text
+
+
 # catches: one mark for the whole folder, under which anything is deleted; a deletion in silence
 def test_fresh_deletes_what_bears_its_mark_and_prints_it(tmp_path):
     settings, text = DemoSettings(str(tmp_path / "run")), io.StringIO()

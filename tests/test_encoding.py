@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer, WordLevelTrainer
 from transformers import PreTrainedTokenizerFast
 
 import rlhf_nb
 from rlhf_nb.base.encoding import (
+    Marked,
     encode,
     encode_prompts,
     join_answer,
@@ -749,6 +750,7 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
         ppo(scorer(other), data=data, parts=parts)
 
 
+
 # ---- What is said is read: templates in the manner of published ones ----
 
 CALL = "{% for c in m.tool_calls or [] %}{% set f = c.function or c %}"
@@ -935,3 +937,14 @@ def test_every_answer_ends_or_none(user, assistant, end, tokenizers):
         f" }}}}{{% endfor %}}{{% if add_generation_prompt %}}{assistant}{{% endif %}}",
     )
     assert said_of(TWO, tokenizer) == ["A model." + end, "There you are"]  # and EOS, as an id
+
+
+# catches: a pattern that gives up in Rust, whose error is no Exception; half a character in a pair
+@pytest.mark.parametrize("text, said", [("a" * 60 + "b", "broke down .*Onig"), ("\ud800", "lone")])
+def test_a_text_that_no_tokenizer_reads_is_named(letters, text, said):
+    inner = Tokenizer.from_str(letters.backend_tokenizer.to_str())
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"(a|aa|b?a)+$"), "isolated")
+    fast = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
+    for use in (encode_prompts, lambda x, _: encode([Marked(text, [(0, 1)]) for text in x], fast)):
+        with pytest.raises(ValueError, match=said):
+            use(["a", text], fast)

@@ -584,14 +584,14 @@ def test_broken_text_is_sent(serve):
     [*product((400, 401, 404), [{}]), *product((302, 307), [{"Location": "/elsewhere"}])],
 )
 def test_what_will_not_pass_ends_at_once(serve, status, headers):
-    server = serve(lambda number, chat: (status, b"no: the key sk-secret is wrong", headers))
+    server = serve(lambda number, chat: (status, b"\x1b[2Jno: the key sk-secret is wrong", headers))
     with pytest.raises(ConnectionError) as caught:
         judge_of(server, api_key="sk-secret", concurrency=1)(
             PROMPTS, list(zip(OURS, ["z" * 9] * 12))
         )
     said = str(caught.value)
     assert server.requests == 1
-    assert f"HTTP {status}" in said
+    assert f"HTTP {status}: \\x1b[2Jno" in said and "\x1b" not in said
     assert server.url in said
     assert "12 of 12 judgings are missing" in said
     import traceback

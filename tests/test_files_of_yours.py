@@ -6,6 +6,7 @@ import datetime
 import errno
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from ppo_fixtures import SIZES, likes_c
 from transformers import TrainerCallback
 
 from rlhf_nb.base.files import from_json, to_json, writable, write_text_atomic
-from rlhf_nb.checkpoint import seal, stage_folder
+from rlhf_nb.checkpoint import save_policy, seal, stage_folder
 from rlhf_nb.models import scorer_from
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.folders import run_lock, what_is_safe
@@ -81,6 +82,7 @@ def test_a_final_save_without_room_leaves_the_earlier_model(ppo, monkeypatch):
     assert not [*folder.glob("_save*")]
 
 
+
 # catches: two runs in threads of one process, neither of which draws what it draws alone
 @pytest.mark.parametrize("how", ["train", "step"])
 def test_one_thread_trains_at_a_time(ppo, tmp_path, how):
@@ -131,6 +133,37 @@ def test_steps_and_evaluations_by_hand_keep_what_others_wrote(ppo, letters, capl
     theirs = table.read_bytes()
     ppo(model=tiny_policy(letters, 5, **SIZES)).evaluate()
     assert (folder / "earlier-3/completions" / table.name).read_bytes() == theirs
+
+
+# catches: a run that ends with a bare error of Python's
+@pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts", "completions", ""])
+def test_a_file_that_something_else_replaces_is_named(ppo, name):
+    def replaces(prompts, responses, **columns):
+        path = Path(trainer.args.output_dir) / name
+        if (path.parent if name else path / "metrics.jsonl").is_file() or path.exists():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            path.mkdir() if name == "metrics.jsonl" else path.write_text("mine")
+        return likes_c(prompts, responses)
+
+    trainer = ppo(replaces, save_rollouts=True, num_sample_generations=3)
+    complaint = "could not be written .* at what is there, or give another path. There is no"
+    with pytest.raises(OSError, match=f"^a file {complaint} whole checkpoint"):
+        trainer.train()
+
+
+# catches: weights that only their owner may read
+def test_what_is_saved_has_the_mode_of_any_file(ppo, letters, tmp_path):
+    before = os.umask(0o027)
+    try:
+        settings = dict(save_strategy="steps", save_steps=1, save_rollouts=True)
+        trainer = ppo.trained(total_episodes=8, save_value_model=True, **settings)
+        trainer.save_model()
+        save_policy(trainer.pair.policy, letters, tmp_path / "policy")
+    finally:
+        os.umask(before)
+    folders = Path(trainer.args.output_dir), tmp_path / "policy"
+    modes = {p: oct(p.stat().st_mode) for x in folders for p in x.rglob("*") if p.is_file()}
+    assert {*modes.values()} == {"0o100640"} and len(modes) > 20, modes
 
 
 # catches: checkpoints and a model in another folder

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 from collections.abc import Iterator
+import traceback
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,11 +18,12 @@ import pytest
 import small_runs
 import torch
 from datasets import Dataset
-from ppo_fixtures import BEST, PROMPTS, SIZES, likes_c, logs, rollouts, untimed, weights
+from ppo_fixtures import BEST, PROMPTS, SIZES, Runs, likes_c, logs, rollouts, untimed, weights
 from small_runs import QUIET, RUN, SAVED
 from transformers import TrainerCallback
 
 from rlhf_nb.base.files import whole_file
+from rlhf_nb.checkpoint import seal
 from rlhf_nb.environments import guess_number
 from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import RewardConfig, RewardTrainer
@@ -408,6 +410,7 @@ def refused(most: int, said: str) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, before)
 
 
+
 # catches: a final save that ends in a traceback through a file writer; a state that is cut off, a
 # rollout or a lock that leaves a part of itself, an error that names no file
 def test_what_finds_no_disk_is_one_line(ppo, tmp_path):
@@ -427,6 +430,19 @@ def test_what_finds_no_disk_is_one_line(ppo, tmp_path):
     with run_lock(folder):
         pass
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+# catches: torch's advice to load it all the same, in the error or behind it
+@pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth", "pending_0.pt"])
+def test_a_checkpoint_that_would_run_code_is_refused(ppo, capsys, name):
+    settings = dict(total_episodes=16, save_strategy="steps", save_steps=1)
+    folder = Path(ppo.trained(**settings).args.output_dir) / "checkpoint-1"
+    torch.save(dict(a=Runs()), folder / name)
+    seal(folder, **json.loads((folder / "manifest.json").read_text())["run"])
+    with pytest.raises(ValueError, match=f"^a file in {folder} .* do not read it by") as e:
+        ppo(**settings).train(resume_from_checkpoint=str(folder))
+    shown = "".join(traceback.format_exception(e.value))
+    assert "weights_only" not in shown and "it ran" not in capsys.readouterr().out
 
 
 # ---- Data ----

@@ -502,10 +502,23 @@ def front_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return with_front[: starts[0]] if starts else []
 
 
+def tokenized(texts: list[str], tokenizer: PreTrainedTokenizerBase, **how: Any) -> Any:
+    "What a tokenizer makes of texts alone. Raises ValueError where it cannot read one."
+    for i, text in enumerate(texts):
+        if re.search("[\ud800-\udfff]", text):
+            raise ValueError(f"text {i} has a lone surrogate ({reprlib.repr(text)}): remove it.")
+    try:
+        return tokenizer(texts, add_special_tokens=False, **how)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of Rust, which is no Exception
+            raise
+        raise ValueError(f"the tokenizer broke down ({error}): shorten long texts.") from error
+
+
 def plain_ids(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     "Ids of texts, with nothing put in front or behind."
     texts = list(texts)
-    return tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    return tokenized(texts, tokenizer)["input_ids"] if texts else []
 
 
 def encode_prompts(
@@ -537,9 +550,9 @@ def _tokens(rows: list[Marked], tokenizer: PreTrainedTokenizerBase) -> list[Enco
     if not (rows and tokenizer.is_fast):
         ids = plain_ids(texts, tokenizer)
         return [_without_offsets(row, one, tokenizer) for row, one in zip(rows, ids)]
-    tokenized = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+    found = tokenized(texts, tokenizer, return_offsets_mapping=True)
     encoded = []
-    for row, ids, spans in zip(rows, tokenized["input_ids"], tokenized["offset_mapping"]):
+    for row, ids, spans in zip(rows, found["input_ids"], found["offset_mapping"]):
         words = [*tokenizer.convert_ids_to_tokens(ids)]
         spans = restore_spaces(spans, words, len(row.text))
         counts = [

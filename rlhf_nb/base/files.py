@@ -17,29 +17,52 @@ from typing import Any
 OVERWRITE = "Write over a file that is there and that rlhf-nb did not write."
 DEMO_MARK = "demo.json"  # in a folder that `rlhf-nb demo` wrote: the name of that run
 CANNOT_WRITE = {
-    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO,
+    errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT,
 }  # fmt: skip
+
+
+class Unwritten(OSError):
+    "A file could not be written: which, why, and what to do."
 
 
 def no_disk(error: BaseException) -> bool:
     "Whether a file could not be written; torch and safetensors have errors of their own for it."
     if isinstance(error, OSError):
-        return error.errno in CANNOT_WRITE
-    of_disk = r"os error (5|13|27|28|30|122)\b|file write failed|iostream error|unexpected pos"
+        return isinstance(error, Unwritten) or error.errno in CANNOT_WRITE
+    of_disk = r"os error (5|13|17|2[0178]|30|122)\b|file write failed|iostream error|unexpected pos"
     return bool(re.search(of_disk, str(error)))
+
+
+def unwritten(error: BaseException, path: str | Path = "") -> str:
+    "Which file could not be written, why and what to do, in one line."
+    if isinstance(error, Unwritten):
+        return str(error)
+    where = f": {str(path)!r}" * bool(str(path) and not getattr(error, "filename", None))
+    maybe = "read or " * (getattr(error, "errno", 0) in (errno.EACCES, errno.EPERM, errno.ENOENT))
+    return (
+        f"a file could not be {maybe}written ({' '.join(str(error).split())}{where}): free space, "
+        "look at what is there, or give another path."
+    )
 
 
 @contextmanager
 def written_to(path: str | Path) -> Iterator[None]:
-    "Raises OSError with the path where it cannot be written, whatever library wrote."
+    "Its folder is made. Raises Unwritten where it cannot be written, whatever library wrote."
     try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         yield
     except Exception as error:
-        if not no_disk(error) or getattr(error, "filename", None):
+        if not no_disk(error) or isinstance(error, Unwritten):
             raise
-        number = getattr(error, "errno", None) or errno.ENOSPC
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise OSError(number, reason, str(path)) from error
+        raise Unwritten(unwritten(error, path)) from error
+
+
+def check_place() -> str:
+    "The working directory. Raises FileNotFoundError where it was deleted: no path is known then."
+    with suppress(FileNotFoundError):
+        return os.getcwd()
+    raise FileNotFoundError("the working directory was deleted: cd (os.chdir) to one that exists.")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -78,6 +79,18 @@ def no_bars(
 
 
 @contextmanager
+def no_programs(name: str | Path) -> Iterator[None]:
+    "Raises ValueError where torch refused a pickle, which can run whatever its maker wrote in it."
+    try:
+        yield
+    except pickle.UnpicklingError:
+        raise ValueError(
+            f"a file in {name} is damaged, or runs code when it is read: do not read it by other "
+            "means, but remove it, and take an earlier checkpoint, or a copy from whom you trust."
+        ) from None  # torch advises to read it all the same
+
+
+@contextmanager
 def explain_load_errors(name: str, what: str = "model") -> Iterator[None]:
     "Errors in one line: OSError where nothing is there, ValueError on what cannot be used."
     folder, gguf = Path(name), name.endswith(".gguf")
@@ -90,13 +103,14 @@ def explain_load_errors(name: str, what: str = "model") -> Iterator[None]:
             f"{name} has no {SAVED[what][0]}: give the folder that a {what} was saved to."
         )
     try:
-        yield
+        with no_programs(name):
+            yield
     except (OSError, ValueError, RuntimeError, SafetensorError, LookupError, TypeError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
         if lines[0].endswith(":"):  # the reason is below it
             lines[:2] = [" ".join(part.strip() for part in lines[:2])]
         kind = OSError if isinstance(error, OSError) else ValueError
-        fix = f"Give a name on the hub, or the folder that a {what} was saved to."
+        fix = f"Give a name on the hub, or a folder that a {what} was saved to and you may read."
         if "gguf_file" in from_where(name):
             fix = (
                 "Is the GGUF file cut off? Then copy it again. Where transformers cannot read it, "
@@ -215,10 +229,11 @@ def check_class(config: PreTrainedConfig, kind: Any, name: str) -> None:
     else:
         known = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
         what = (
-            "sequence classifier: set share_value_trunk=True for a value head on the policy's "
-            "body, and take another base for a reward model"
+            "sequence classifier that reads its score at the last token: set share_value_trunk="
+            "True for a value head on the policy's body, and take another base for a reward model"
         )
-    if type(config) not in known and not hasattr(config, "auto_map"):
+    pooled = kind is not AutoModelForCausalLM and type(config) in MODEL_FOR_MASKED_LM_MAPPING
+    if (pooled or type(config) not in known) and not hasattr(config, "auto_map"):
         raise ValueError(f"{name} is of type {config.model_type}, which has no {what}.")
 
 

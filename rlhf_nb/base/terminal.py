@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import select
 import unicodedata
@@ -23,6 +24,12 @@ def harmless(text: str) -> str:
     )
     plain = (c if c in "\n\t" or not steers(c) else ascii(c)[1:-1] for c in text)
     return "".join(plain)
+
+
+def harmless_record(record: logging.LogRecord) -> bool:
+    "A filter of a log that goes to a terminal."
+    record.msg, record.args = harmless(record.getMessage()), ()
+    return True
 
 
 def terminal_text(text: str, console: Console) -> Text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 import textwrap
@@ -11,8 +12,8 @@ from pathlib import Path
 
 from rlhf_nb import __version__
 from rlhf_nb.base.errors import did_you_mean
-from rlhf_nb.base.files import no_disk
-from rlhf_nb.base.terminal import harmless, unbroken
+from rlhf_nb.base.files import check_place, no_disk, unwritten
+from rlhf_nb.base.terminal import harmless, harmless_record, unbroken
 
 __all__ = ["COMMANDS", "RECIPES", "main"]
 
@@ -73,21 +74,23 @@ def main(words: list[str] | None = None) -> int:
         known = f"{did_you_mean(name, COMMANDS) or ' Commands: ' + ', '.join(COMMANDS) + '.'}"
         print(f"rlhf-nb: there is no command {name!r}.{known} See rlhf-nb --help", file=sys.stderr)
         return 2
+    if logging.lastResort is not None:  # where warnings go
+        logging.lastResort.addFilter(harmless_record)
     try:
+        check_place()
         module = import_module(f"rlhf_nb.cli.{'recipes' if name == 'launch' else name}")
         run = module.launch if name == "launch" else getattr(module, f"{name}_command")
         return run(words[1:]) or 0
     except KeyboardInterrupt as error:
         of_training = str(error) if name in ("sft", "reward", "ppo") else ""  # says what is there
         left = of_training or f"stopped. {STOPPED.get(name, '')}".rstrip()
-        print(f"\nrlhf-nb {name}: {left}", file=sys.stderr)
+        print(harmless(f"\nrlhf-nb {name}: {left}"), file=sys.stderr)
         return 130
     except (ValueError, OSError, ImportError, FloatingPointError, RuntimeError) as error:
         if os.environ.get("RLHF_NB_DEBUG"):  # the traceback too
             raise
-        text = harmless(" ".join(str(error).split()))
+        text = " ".join(str(error).split())
         if no_disk(error):
-            text = f"a file could not be written ({text}): free some space, or give another path."
-            text = f"{text} {STOPPED.get(name, '')}".rstrip()
-        print(f"rlhf-nb {name}: {text}", file=sys.stderr)
+            text = f"{unwritten(error)} {STOPPED.get(name, '')}".rstrip()
+        print(harmless(f"rlhf-nb {name}: {text}"), file=sys.stderr)
         return 1 if isinstance(error, FloatingPointError) else 2

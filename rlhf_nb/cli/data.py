@@ -9,6 +9,7 @@ import os
 import random
 import re
 import textwrap
+import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ from rlhf_nb.world import edit_pairs, mini_tldr
 
 KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 UNPACK: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+PACKED = (EOFError, zlib.error, lzma.LZMAError)  # and OSError without a number
 EMBEDDED = ("mini_tldr", "everyday_requests", "guess_number")
 UNREADABLE = (OSError, ValueError, LookupError, StopIteration, RecursionError, DatasetsError)
 FIXES = dict(  # of a file that cannot be read
@@ -91,6 +93,8 @@ def explain_unreadable(
 ) -> ValueError:
     "What to raise where a data set cannot be loaded: what is wrong, and how to fix it."
     path, why = Path(name), textwrap.shorten(str(error.__cause__ or error), 300)
+    if isinstance(error, PACKED) or (path.suffix in UNPACK and not getattr(error, "errno", 1)):
+        return ValueError(f"--dataset_name {name}: it cannot be unpacked ({why}): copy it again.")
     other = getattr(error, "filename", None)  # the file itself was read before
     if kind and other and Path(other) != path:
         return ValueError(
@@ -157,7 +161,7 @@ def load_rows(
             f"--dataset_name {name}, line {bad}: the text is not UTF-8. Save the file as UTF-8; "
             f"from Latin-1, for example: iconv -f latin1 -t utf-8 {name} > utf8{path.suffix}"
         ) from error
-    except UNREADABLE as error:
+    except (*PACKED, *UNREADABLE) as error:
         raise explain_unreadable(name, kind, error) from error
     return DatasetDict(train=data) if isinstance(data, Dataset) else data
 

@@ -97,11 +97,9 @@ def print_end(
     console.print(terminal_text(f"{gain} points. {verdict}", console), style="bold")
     for kind, text in others:
         console.print(terminal_text(text, console), style="dim" if kind == "small" else "")
-    console.print(
+    told = (
         f"\nAll stages: {duration(seconds)}. What to do next:\n"
         f"  open {page}\n"
-        f"  rlhf-nb view {shlex.quote(str(folder))}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"  rlhf-nb view {shlex.quote(str(folder))}"
     )
+    console.print(terminal_text(told, console), soft_wrap=True)

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from rlhf_nb.base.fields import Count, Index, NotNegative, Positive, Seed, check_fields, setting
 from rlhf_nb.base.files import DEMO_MARK, append_jsonl, read_jsonl, read_object, write_text_atomic
+from rlhf_nb.base.terminal import terminal_text
 
 
 @dataclass(frozen=True)
@@ -141,24 +142,23 @@ class DemoRun:
     @property
     def name(self) -> str:
         "What marks this folder as a demo's; empty where nothing does."
-        mark = self.folder / DEMO_MARK
-        return read_object(mark, {"demo": ""})["demo"]
+        return read_object(self.folder / DEMO_MARK, {}).get("demo", "")
 
     def stage_of(self, name: str) -> tuple[str, dict[str, Any]]:
         "The demo that wrote a stage, and its files; nothing where no demo did."
-        path = self.folder / name / "manifest.json"
-        sealed = read_object(path, {})
+        sealed = read_object(self.folder / name / "manifest.json", {})
         return sealed.get("run", {}).get("demo", ""), sealed.get("files", {})
 
     def check_own(self) -> None:
         "Raises ValueError where the folder holds something under a name that the demo uses."
         names = () if self.name else (*FILES, "completions", *(f"{s}.partial" for s in STAGES))
         others = [name for name in names if (self.folder / name).exists()]
+        others += ["metrics.jsonl"] * any(self.name and "stage" not in x for x in self.logs())
         others += [s for s in STAGES if (self.folder / s).exists() and not self.stage_of(s)[0]]
         if others:
             raise ValueError(
-                f"{self.folder} holds {', '.join(others)}, which no demo wrote: give another "
-                "--output_dir."
+                f"{self.folder} holds {', '.join(others)}, which no demo wrote: move it, or give "
+                "another --output_dir."
             )
 
     @contextmanager
@@ -203,7 +203,7 @@ class DemoRun:
         if found := [*stages, *files]:
             names = ", ".join(path.relative_to(self.folder).as_posix() for path in found)
             line = f"--fresh: deletes {names} in {self.folder}"
-            self.console.print(line, markup=False, soft_wrap=True)
+            self.console.print(terminal_text(line, self.console), soft_wrap=True)
         for path in files:
             path.unlink()
         for path in stages:

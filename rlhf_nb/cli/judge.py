@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_nb.base.encoding import marked_pair, strip_stop, template_settings
 from rlhf_nb.base.fields import Count, NotNegative, Positive, Seed, setting
 from rlhf_nb.base.files import OVERWRITE, writable, write_text_atomic
+from rlhf_nb.base.terminal import harmless
 from rlhf_nb.cli.arguments import TRAINER_HELP, DataArguments, ModelArguments
 from rlhf_nb.cli.data import check_prompt_column, check_template, drop_long, load_rows, take
 from rlhf_nb.cli.help import About
@@ -246,7 +247,7 @@ def judge_command(words: Sequence[str]) -> None:
         if options.output is not None:
             write_verdicts(options.output, shown, theirs, report.scores)
     finally:  # also where the file cannot be written
-        print(report)
+        print(harmless(str(report)))
 
 
 def reference(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
@@ -261,6 +262,5 @@ def write_verdicts(
 ) -> None:
     "A CSV file with a line for each pair; it appears whole."
     frame = pd.DataFrame(zip(ours.prompts, ours.texts, theirs, scores), columns=[*HEADS])
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(path, frame.to_csv(index=False))
-    print(f"rlhf-nb judge: {len(frame):,} pairs and their verdicts in {path}")
+    print(f"rlhf-nb judge: {len(frame):,} pairs and their verdicts in {harmless(path)}")

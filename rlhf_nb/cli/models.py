@@ -26,10 +26,9 @@ def require_name(
     try:
         with no_bars(quiet):
             yield name
-    except OSError as error:
-        raise OSError(f"{flag} {name}: there is no such model. {error}") from error
-    except ValueError as error:
-        raise ValueError(f"{flag} {name}: {error}") from error
+    except (OSError, ValueError) as error:
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(f"{flag} {name}: {error}") from error
 
 
 def explain_model_errors(models: ModelArguments) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def converter(kinds: list[Any], inner: Callable[[str], Any]) -> Callable[[str], 
     return convert
 
 
+ALONE = ("config", "help", "help_all")  # of the command line
 # One setting of a line on the command line replaces the others of a recipe.
 OPPOSITES = (
     "missing_eos_penalty non_eos_penalty, stop_token stop_token_id stop_strings, bf16 fp16, "
@@ -101,7 +102,8 @@ class Parser(HfArgumentParser):
         "What an unknown option is called here, or the nearest one."
         if "ppo" in (self.prog.split()[1], self.about.section) and name in CONFIG:
             return f" An older name: use {CONFIG[name]}"
-        return did_you_mean(f"{before}{name}", [f"{before}{known}" for known in self.known])
+        known = [x for x in self.known if before or x not in ALONE]
+        return did_you_mean(f"{before}{name}", [f"{before}{x}" for x in known])
 
     def error(self, message: str) -> NoReturn:
         "What is wrong and how to fix it, on one line; exit code 2."
@@ -149,7 +151,9 @@ class Parser(HfArgumentParser):
         found: dict[str, Any] = {}
         for key, value in settings.items():
             name = key.replace("-", "_")
-            if name not in self.known or name in ("config", "help", "help_all"):
+            if name in ALONE:
+                self.error(f"{key} is for the command line alone: leave it out of the file")
+            if name not in self.known:
                 self.error(f"unknown key {key!r}.{self.suggest(key)}")
             if isinstance(value, list) and self.known[name].nargs != "+":
                 self.error(f"{key} takes one value, not a list")

@@ -116,7 +116,6 @@ def plot_command(words: Sequence[str]) -> None:
     metrics = choose_metrics([*of_run.values()], options.metrics)
     said = remarks(of_run, metrics)  # damaged settings are named before anything is written
     figure, output = plot_runs(logs, metrics, options.ncols), Path(options.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
     svg: dict[str, Any] = dict(metadata=dict(Date=None, Creator="rlhf_nb"))
     png: dict[str, Any] = dict(metadata=dict(Software="rlhf_nb"), dpi=130)
     with rc_context({"svg.hashsalt": "rlhf_nb"}):  # the same figure is the same bytes
@@ -130,7 +129,5 @@ def plot_command(words: Sequence[str]) -> None:
         print(harmless(line))
     if twice := len(options.runs) - len(of_run):
         print(f"{twice} of the runs were given before, and are left out.")
-    print(
-        f"rlhf-nb plot: {len(metrics)} metrics of {len(of_run)} runs in {output}.png and "
-        f"{output}.svg"
-    )
+    where = harmless(f"{output}.png and {output}.svg")
+    print(f"rlhf-nb plot: {len(metrics)} metrics of {len(of_run)} runs in {where}")

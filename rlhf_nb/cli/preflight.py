@@ -12,6 +12,7 @@ from rich.console import Console
 
 from rlhf_nb.base.fields import setting
 from rlhf_nb.base.files import OVERWRITE, strict_json, writable
+from rlhf_nb.base.terminal import harmless
 from rlhf_nb.cli.arguments import PPOModelArguments, TrainDataArguments
 from rlhf_nb.cli.data import load_rows, take
 from rlhf_nb.cli.help import About
@@ -93,5 +94,5 @@ def preflight_command(words: Sequence[str]) -> int:
         wide = None if sys.stdout.isatty() else 140
         Console(file=sys.stdout, width=wide).print(done)
     if how.html != "none":
-        print(f"rlhf-nb preflight: {done.save_html(how.html)}", file=sys.stderr)
+        print(harmless(f"rlhf-nb preflight: {done.save_html(how.html)}"), file=sys.stderr)
     return 0 if done.passed else 1

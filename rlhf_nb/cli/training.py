@@ -10,6 +10,7 @@ from pathlib import Path
 from transformers import Trainer, TrainingArguments
 
 from rlhf_nb.base.files import whole_file
+from rlhf_nb.base.terminal import harmless
 from rlhf_nb.cli.models import no_bars
 from rlhf_nb.sft import quiet_bars
 
@@ -54,10 +55,8 @@ def finish(
     if trainer.is_world_process_zero():
         with whole_file(folder / "trainer_state.json") as beside:
             trainer.state.save_to_json(str(beside))
-        print(
-            f"rlhf-nb {command}: {trainer.state.global_step} steps; {written} in "
-            f"{folder}, every metric in {folder / 'trainer_state.json'}"
-        )
+        where = f"{written} in {folder}, every metric in {folder / 'trainer_state.json'}"
+        print(harmless(f"rlhf-nb {command}: {trainer.state.global_step} steps; {where}"))
     trainer.accelerator.end_training()
     if args.world_size > 1:
         time.sleep(1)  # threads of the backend still want Python's lock for a moment

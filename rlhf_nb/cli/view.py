@@ -166,10 +166,9 @@ def view_command(words: Sequence[str]) -> None:
             for note in notes_of(rollout):
                 print(harmless(note))
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     page = browser.save_html(path, options.update or 24, options.episodes)
     if told := browser.asks():
-        print(f"rlhf-nb view: {told}")
+        print(f"rlhf-nb view: {harmless(told)}")
     for note in notes_of(browser.run.rollout((options.update or [last])[-1])):
         print(f"rlhf-nb view: {harmless(note)}")
     opened = options.no_browser or webbrowser.open(page.resolve().as_uri())

@@ -133,10 +133,8 @@ class Checks:
         "Write the page."
         from rlhf_nb.base.files import write_text_atomic
 
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomic(path, self.page())
-        return path
+        return Path(path)
 
     def _repr_html_(self) -> str:
         from rlhf_nb.ui.html import element, safe_text, sheet, themed_markup

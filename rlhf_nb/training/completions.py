@@ -185,9 +185,8 @@ def report_completions(
     step = trainer.state.global_step
     claim(folder := trainer.output_dir / "completions", trainer)
     if trainer.is_world_process_zero():
-        folder.mkdir(parents=True, exist_ok=True)
-        table = frame.to_csv(index=False)
-        write_text_atomic(folder / f"update-{step:05d}-{kind}{of_set}.csv", table)
+        file = folder / f"update-{step:05d}-{kind}{of_set}.csv"
+        write_text_atomic(file, frame.to_csv(index=False))
         if not trainer.args.disable_tqdm:
             print_table(frame, f"completions ({kind}) after update {step}{of_set}")
     prefix = f"{kind}_{name}" if name else kind

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import track
 
 from rlhf_nb.base.files import append_jsonl, parse_json
+from rlhf_nb.base.terminal import harmless
 
 MOST_BYTES = 2**22  # of a reply
 JUDGE_INSTRUCTIONS = (
@@ -276,7 +277,7 @@ class EndpointJudge:
             if (packed := response.headers.get("Content-Encoding", "identity")) != "identity":
                 raise _Temporary(f"its reply is compressed by {packed[:20]}, and should be plain")
             return _read_reply(body)
-        reason = f"HTTP {response.status_code}: {body[:300]}"
+        reason = f"HTTP {response.status_code}: {harmless(body[:300])}"
         if response.status_code in (408, 429) or response.status_code >= 500:
             wait = response.headers.get("Retry-After", "")
             raise _Temporary(reason, float(wait) if re.fullmatch("[0-9]+", wait) else 0.0)

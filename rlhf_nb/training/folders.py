@@ -26,7 +26,7 @@ from torch import nn
 from transformers import TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from rlhf_nb.base.files import DEMO_MARK, no_disk, written_to
+from rlhf_nb.base.files import DEMO_MARK, check_place, no_disk, unwritten, written_to
 from rlhf_nb.base.sharding import (
     between_ranks,
     full_shape,
@@ -34,7 +34,7 @@ from rlhf_nb.base.sharding import (
     run_on_ranks,
     take_from_first_rank,
 )
-from rlhf_nb.base.terminal import let_go_of_gone
+from rlhf_nb.base.terminal import harmless, let_go_of_gone
 from rlhf_nb.checkpoint import MANIFEST, PARTIAL, stage_folder
 
 logger = logging.get_logger(__name__)
@@ -73,8 +73,8 @@ def one_thread(folder: Path) -> Iterator[None]:
 def run_lock(folder: Path) -> Iterator[None]:
     """The folder is this run's alone meanwhile. Raises ValueError where another run is in it. The
     system drops the lock of a process that ends, however it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock, owner = FileLock(folder / LOCK), folder / OWNER
+    with written_to(folder / LOCK):
+        lock, owner = FileLock(folder / LOCK), folder / OWNER
     try:
         lock.acquire(blocking=False)
     except Timeout:
@@ -91,9 +91,9 @@ def run_lock(folder: Path) -> Iterator[None]:
             owner.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
         yield
     finally:
-        with suppress(PermissionError):  # Windows keeps an open file
+        with suppress(OSError):  # Windows keeps an open file; the folder may be gone
             (folder / LOCK).unlink(missing_ok=True)
-        owner.unlink(missing_ok=True)
+            owner.unlink(missing_ok=True)
         lock.release()
 
 
@@ -256,6 +256,7 @@ def saving(folder: Path, owner: Any, staged: bool) -> Iterator[Path]:
 def check_folder(args: TrainingArguments, models: Mapping[str, Any]) -> None:
     """output_dir is made absolute, whatever chdir comes later. Raises ValueError for a name that
     is no text, and where a run would write over, or delete, what an input was loaded from."""
+    check_place()
     args.output_dir = os.path.abspath(str(args.output_dir))
     folder = Path(args.output_dir).resolve()
     if str(folder) != str(folder).encode(errors="ignore").decode():
@@ -270,6 +271,9 @@ def check_folder(args: TrainingArguments, models: Mapping[str, Any]) -> None:
                     f"output_dir is {folder}, and {name} was loaded from {source}: the run would "
                     "write over it. Give another output_dir."
                 )
+    if args.should_save:
+        with written_to(folder):
+            folder.mkdir(parents=True, exist_ok=True)
 
 
 def find_best(state: TrainerState, folder: Path) -> None:
@@ -346,7 +350,7 @@ def report_early_end(folder: Path, stop: Stop) -> Iterator[None]:
         text += what_is_safe(folder)
         if stop.number in ENDS:
             if is_first_rank():
-                os.write(2, f"\n{signal.Signals(stop.number).name}: {text}\n".encode())
+                os.write(2, harmless(f"\n{signal.Signals(stop.number).name}: {text}\n").encode())
             raise SystemExit(128 + stop.number) from error
         raise KeyboardInterrupt(text) from error
 
@@ -363,15 +367,11 @@ def writing(
     except (OSError, RuntimeError, SafetensorError) as error:
         if not no_disk(error):
             raise
-        reason = " ".join(str(error).split())
-        saved = getattr(model, "policy", model)
+        saved, cause = getattr(model, "policy", model), error.__cause__ or error
         learn = [p for p in saved.parameters() if p.requires_grad] if saved is not None else []
         room = sum(math.prod(full_shape(p)) * p.element_size() for p in learn) / 2**20
         needs = f" {to} needs {room:,.1f} MiB." if to else ""
-        raise OSError(
-            f"a file could not be written ({reason}): free some space, or give an output_dir that "
-            f"can be written.{needs} {what_is_safe(folder)}"
-        ) from error
+        raise OSError(f"{unwritten(error)}{needs} {what_is_safe(folder)}") from cause
 
 
 @contextmanager

@@ -21,7 +21,9 @@ from transformers.trainer_utils import set_seed
 from transformers.utils import logging
 
 from rlhf_nb.base.files import append_jsonl, read_object, write_text_atomic
+from rlhf_nb.base.loading import no_programs
 from rlhf_nb.base.opened import unwrap
+from rlhf_nb.base.terminal import harmless
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.moments import RunningMoments
 from rlhf_nb.sampling import Sampling
@@ -123,10 +125,11 @@ class UpdateTrainer(SealedTrainer):
     def restore(self, checkpoint: Path, changed: Iterable[str] = ()) -> None:
         """Models, optimizer, schedule and the run's own state as a checkpoint has them, and nothing
         of sampling or data; `changed` names settings that are other than the checkpoint's."""
-        self._load_from_checkpoint(str(checkpoint))
-        self.prepare()
-        self.changed = set(changed)
-        self._load_optimizer_and_scheduler(str(checkpoint))
+        with no_programs(checkpoint):
+            self._load_from_checkpoint(str(checkpoint))
+            self.prepare()
+            self.changed = set(changed)
+            self._load_optimizer_and_scheduler(str(checkpoint))
         self.resumed_from = None  # that is for `train`
 
     def prepare(self) -> nn.Module:
@@ -192,7 +195,7 @@ class UpdateTrainer(SealedTrainer):
     def train(self, *given: Any, **more: Any) -> Any:
         "`Trainer.train`; its first line is that of `describe`. Callbacks hear how it ends."
         if self.is_world_process_zero():
-            (logger.info if self.args.disable_tqdm else print)(self.describe())
+            (logger.info if self.args.disable_tqdm else print)(harmless(self.describe()))
             stops = self.sampling_settings.stop_ids
             warn_of_turns(self.train_dataset, self.processing_class, stops)
         self.notify("ppo_begin", self)
@@ -309,9 +312,7 @@ class UpdateTrainer(SealedTrainer):
             self.since_log = defaultdict(list)
         super().log(logs, start_time)
         if self.is_world_process_zero():
-            file = self.output_dir / "metrics.jsonl"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            append_jsonl(file, self.state.log_history[-1])
+            append_jsonl(self.output_dir / "metrics.jsonl", self.state.log_history[-1])
 
     # ---- what is saved ----
 

@@ -351,7 +351,8 @@ def _check_reads_last(model: Any) -> None:
     as where a pooler is between them."""
     if not isinstance(model, PreTrainedModel) or zero3_is_live():
         return
-    ids = torch.tensor([[i for i in range(5) if i != model.config.pad_token_id]])
+    known = range(min(5, embedding_rows(model)))
+    ids = torch.tensor([[i for i in known if i != model.config.pad_token_id]])
     ids, ours = ids.to(model.device), getattr(model.config, "reward_center", 0.0)
     was_training = model.training
     model.eval()

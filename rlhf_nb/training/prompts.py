@@ -213,7 +213,8 @@ def as_data(data: Any, name: str = "the data set") -> Any:
         return Dataset.from_dict(columns_of(rows_given))
     except (ValueError, TypeError) as error:  # of Arrow
         raise ValueError(
-            f"{name} has a column of several types ({error}): give texts, or conversations."
+            f"{name} has a column of several types, or text with lone surrogates ({error}): give "
+            "texts, or conversations, without them."
         ) from error
 
 

@@ -58,6 +58,5 @@ def save_rollout(r: Rollout, trainer: Any) -> None:
     "Under output_dir/rollouts, a file a rank."
     args, update, folder = trainer.args, trainer.update_count, trainer.output_dir / "rollouts"
     claim(folder, trainer)
-    folder.mkdir(parents=True, exist_ok=True)
     rank = f"-rank{args.process_index}" if args.world_size > 1 else ""
     r.save(folder / f"update-{update:05d}{rank}.safetensors")

@@ -25,6 +25,7 @@ from transformers.utils import logging
 
 from rlhf_nb import __version__
 from rlhf_nb.base.files import read_object
+from rlhf_nb.base.loading import no_programs
 from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.base.sharding import full_tensor, run_on_ranks, take_from_first_rank
 from rlhf_nb.checkpoint import PARTIAL, load_weights, save_weights, seal, stage_folder, verify
@@ -352,6 +353,7 @@ class SealedTrainer(Trainer):
             begin = partial(start_of, folder, start, overwrite, earlier_logs(folder, self))
             resume = run_on_ranks(args.should_save, begin)
             if resume is not None:
+                inside.enter_context(no_programs(resume))
                 run_on_ranks(True, partial(self.check_checkpoint, Path(resume)))
                 run_on_ranks(args.should_save, partial(set_aside, folder, Path(resume)))
             self.stop, self.saved_step = stop, 0

@@ -22,6 +22,7 @@ import ipywidgets as widgets
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.ui.html import Html, asset, drawing, element, error_note, script_page
 
 # ---- Controls that several views share ----
@@ -367,7 +368,7 @@ class Explorer:
     def save_html(self, path: str | Path, most: int = MOST_STATES) -> Path:
         "Write one page that needs no kernel and no network."
         path = Path(path)
-        path.write_text(page(self.grid(most)), encoding="utf-8")
+        write_text_atomic(path, page(self.grid(most)))
         return path
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:

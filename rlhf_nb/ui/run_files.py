@@ -66,12 +66,12 @@ def rollout_files(path: Path) -> dict[int, list[Path]]:
     }
 
 
-def left_out(path: Path, update: int) -> str:
-    "A sentence on an update's files that `rollout_files` leaves out; empty where there are none."
-    names = [file.name for file, its, _ in _named(path) if its == update]
-    if not names or update in rollout_files(path):
-        return ""
-    return f" {', '.join(names)} is left out: it is damaged, or not yet written as a whole."
+def left_out(path: Path, update: int | None = None) -> str:
+    "A sentence on the first file, of an update or of all, that `rollout_files` leaves out, if any."
+    there = rollout_files(path)
+    left = [file for file, its, _ in _named(path) if update in (None, its) and its not in there]
+    why = "damaged, or not yet written as a whole" if left and left[0].stat().st_size else "empty"
+    return f" {left[0].name} is left out: it is {why}." if left else ""
 
 
 def ranges_of(numbers: Iterable[int], most: int = 8) -> str:
@@ -297,10 +297,11 @@ class RunFolder(Updates):
         self.path = Path(path)
         self.refresh()
         if not self.files:
-            why = "" if self.path.exists() else ", as it is not there"
+            left = left_out(self.path)
+            why = " that can be read" * bool(left) if self.path.exists() else ", as it is not there"
             raise ValueError(
                 f"{path} keeps no rollouts{why}: give the output_dir of a run with "
-                "save_rollouts=True, or of `rlhf-nb demo`."
+                f"save_rollouts=True, or of `rlhf-nb demo`.{left}"
             )
 
     def refresh(self) -> None:
