@@ -128,7 +128,7 @@ def ranks_of(kind: str) -> int:
     return 2 if kind == "turns_on_two" else 1
 
 
-def train(kind: str, folder: str, resume: bool, rank: int, port: int) -> None:
+def train(kind: str, folder: str, resume: bool, rank: int = 0, port: int = 0) -> None:
     "One process of training, as a script would run it."
     import torch
 
@@ -233,7 +233,7 @@ def killed_and_resumed(
     folder: Path,
     wait: Callable[[BaseProcess, Path], None],
     expected: dict[str, Any],
-    victim: int,  # the rank that dies, of as many as there are
+    victim: int = 0,  # the rank that dies, of as many as there are
 ) -> str | None:  # what is wrong, "" if nothing; None: it was over before it could be killed
     "One kill, one resume, one comparison."
     folder.mkdir(parents=True)

@@ -259,7 +259,7 @@ def test_settings_of_trl_without_a_meaning_are_refused_by_name():
 
 def test_what_is_no_adapter_is_refused(ppo):
     for config in (dict(r=4), "lora"):
-        with pytest.raises(TypeError, match="peft_config is (dict|str): give a configuration of"):
+        with pytest.raises(TypeError, match="peft_config is (dict|str): give one of peft"):
             ppo(parts=dict(peft_config=config))
 
 
