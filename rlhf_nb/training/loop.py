@@ -149,7 +149,7 @@ class UpdateTrainer(SealedTrainer):
         planned, rate = self.args.num_total_batches, self.learning_rate()
         ended = self._created_lr_scheduler and self.update_count == planned > 0
         if ended and rate != self.args.learning_rate:
-            logger.warning_once(
+            logger.warning(
                 f"update {planned} is past the schedule of {planned} updates: the learning rate "
                 f"stays at {rate:.3g}. Raise total_episodes or max_steps, or set "
                 "lr_scheduler_type='constant'."
