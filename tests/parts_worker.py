@@ -104,6 +104,7 @@ else:
     raise AssertionError("a policy sampled that was not sharded yet")
 trainer.prepare()
 r = trainer.rollout(prompts[RANK * 4 : RANK * 4 + 4])
+assert int(r.response_ids.max()) < len(trainer.processing_class)
 assert torch.equal(r.logprobs, r.ref_logprobs) and not r.kl.any(), (
     f"a policy differs from its own copy by {(r.logprobs - r.ref_logprobs).abs().max()}"
 )

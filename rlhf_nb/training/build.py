@@ -111,8 +111,7 @@ def fit_judges(
                 grow_embedding(judge, vocabulary)
             check_same_ids(judge, tokenizer, vocabulary, "reward model")
             add_pad_row(judge, tokenizer)
-        reader = judges.tokenizer or tokenizer
-        check_vocabulary(judge, reader, "reward model", 0 if own else vocabulary)
+        check_vocabulary(judge, judges.tokenizer or tokenizer, "reward model")
 
 
 def build_critic(
@@ -152,7 +151,7 @@ def build_critic(
         grow_embedding(scorer, vocabulary)
     check_same_ids(scorer, tokenizer, vocabulary, "value model")
     scorer = set_pad_token(add_pad_row(scorer, tokenizer), tokenizer)
-    check_vocabulary(scorer, tokenizer, "value model", vocabulary)
+    check_vocabulary(scorer, tokenizer, "value model")
     value = check_head(add_adapter(scorer, adapter, args.seed), "value model")
     check_learns(value, "value model", "value_")
     return value

@@ -511,20 +511,13 @@ def check_vocabulary(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     name: str,  # of the model, for the message
-    written: int = 0,  # how many ids the policy can generate, if there is one
 ) -> None:
-    """Raises ValueError if the tokenizer or the policy has ids that the model has no embedding
-    for; only the pad token may be outside."""
+    """Raises ValueError if the tokenizer has ids that the model has no embedding for; only the pad
+    token may be outside. The policy writes no others."""
     rows = embedding_rows(model)
     highest = max(i for i in tokenizer.get_vocab().values() if i != distinct_pad_id(tokenizer))
     if highest >= rows:
         raise ValueError(
             f"the {name} has an embedding for ids 0 to {rows - 1}, but the tokenizer's ids go up "
             f"to {highest}: use a {name} that was trained with this tokenizer."
-        )
-    if written > rows:
-        raise ValueError(
-            f"the {name} has an embedding for ids 0 to {rows - 1}, but the policy can generate "
-            f"ids up to {written - 1}: set resize_embeddings=True, or call its "
-            f"resize_token_embeddings({written})."
         )
