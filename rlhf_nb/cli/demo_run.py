@@ -128,13 +128,10 @@ class DemoRun:
         path, kept = self.folder / "settings.json", self.kept_settings()
         before = read_object(path, kept)
         if before != kept:
-            changed = [
-                f"--{k} {before.get(k)}"
-                for k, value in kept.items()
-                if before.get(k) != value and k != "quick"
-            ]
+            differ = [k for k, x in kept.items() if before.get(k) != x and k != "quick"]
+            changed = ", ".join(f"--{k} {before.get(k)}" for k in differ)
             raise ValueError(
-                f"{self.folder} holds a run with {', '.join(changed)}: give the same, another "
+                f"{self.folder} holds a run with {changed}: give the same, another "
                 "--output_dir, or --fresh to start over."
             )
         write_text_atomic(path, json.dumps(kept, indent=1))
