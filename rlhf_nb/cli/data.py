@@ -163,10 +163,9 @@ def take(
     flag: str = "split",  # what the error calls it
 ) -> Dataset:
     "The rows of a split. Raises ValueError where there is no such split, or it is empty."
+    sizes = {name: len(rows) for name, rows in data.items()}
     try:
-        parts = ReadInstruction.from_spec(split).to_absolute(
-            {name: len(rows) for name, rows in data.items()}
-        )
+        parts = ReadInstruction.from_spec(split).to_absolute(sizes)
     except ValueError as error:
         near = did_you_mean(split.split("[")[0], data)
         raise ValueError(
@@ -176,9 +175,7 @@ def take(
     parts = [part for part in parts if part.to > part.from_]
     if not parts:
         raise ValueError(f"{flag} is {split!r}, which has 0 rows: take more.")
-    return concatenate_datasets(
-        [data[part.splitname].select(range(part.from_, part.to)) for part in parts]
-    )
+    return concatenate_datasets([data[x.splitname].select(range(x.from_, x.to)) for x in parts])
 
 
 def check_columns(

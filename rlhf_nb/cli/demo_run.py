@@ -118,7 +118,7 @@ class DemoRun:
 
     def __init__(self, settings: DemoSettings, console: Console | None = None, fresh: bool = False):
         self.settings, self.folder = settings, Path(settings.output_dir)
-        self.console = console or Console()
+        self.metrics, self.console = self.folder / "metrics.jsonl", console or Console()
         self.check_own()
         if fresh:
             self.clear()
@@ -205,10 +205,6 @@ class DemoRun:
             path.unlink()
         for path in stages:
             shutil.rmtree(path)
-
-    @property
-    def metrics(self) -> Path:
-        return self.folder / "metrics.jsonl"
 
     def logs(self) -> list[dict[str, Any]]:
         "Every whole line of metrics.jsonl."

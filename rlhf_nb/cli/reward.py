@@ -47,9 +47,8 @@ ABOUT = About(
 
 def reward_parser() -> Parser:
     "Every option of `rlhf-nb reward`."
-    return Parser(
-        ABOUT, AnswerDataArguments, RewardModelArguments, RewardConfig, output_dir="runs/reward"
-    )
+    kinds = AnswerDataArguments, RewardModelArguments, RewardConfig
+    return Parser(ABOUT, *kinds, output_dir="runs/reward")
 
 
 def references(train: Dataset) -> Dataset:

@@ -45,9 +45,8 @@ ABOUT = About(
 
 def sft_parser() -> Parser:
     "Every option of `rlhf-nb sft`."
-    return Parser(
-        ABOUT, AnswerDataArguments, ScratchModelArguments, SFTConfig, output_dir="runs/sft"
-    )
+    kinds = AnswerDataArguments, ScratchModelArguments, SFTConfig
+    return Parser(ABOUT, *kinds, output_dir="runs/sft")
 
 
 def starting_point(
