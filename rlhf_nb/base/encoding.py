@@ -522,8 +522,7 @@ def plain_ids(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> list[
 
 
 def encode_prompts(
-    texts: Iterable[str],
-    tokenizer: PreTrainedTokenizerBase,
+    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase
 ) -> list[list[int]]:  # without padding
     """Ids of texts that begin a sequence. What the tokenizer puts in front (BOS) is added once, and
     what it appends is not. `tokenizer.add_bos_token = False` leaves BOS out."""

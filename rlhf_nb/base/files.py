@@ -164,9 +164,7 @@ def yaml_text(path: str | Path) -> str:
     raise ValueError("it is deep, or long with its aliases written out: give a file of settings")
 
 
-def read_jsonl(
-    path: str | Path,
-) -> list[dict[str, Any]]:  # one for each line
+def read_jsonl(path: str | Path) -> list[dict[str, Any]]:  # one for each line
     """Rows of a file of JSON lines. A last line that was cut off (a killed run) is skipped; any
     other broken line raises ValueError with the file and the line number."""
     lines = Path(path).read_bytes().split(b"\n")
@@ -185,6 +183,12 @@ def read_jsonl(
             why = f"line {number} is not JSON ({error}): fix or remove it"
             raise ValueError(f"{path}, {why}") from error
     return rows
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    "Folders with a checkpoint's name, oldest step first, whole or not."
+    named = [p for p in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
+    return sorted(named, key=lambda path: int(path.name.split("-")[1]))
 
 
 def log_history(

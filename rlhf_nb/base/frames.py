@@ -50,10 +50,9 @@ def observation_frame(
     ValueError where the template writes them otherwise in another turn, or not at all."""
     if isinstance(prompt, str):
         return Frame()
-    turns: Any = list(prompt)
     frames = set()
     for answers, worlds in ((ANSWERS, WORLDS), (ANSWERS[::-1], WORLDS[::-1])):
-        turns = list(prompt)
+        turns: Any = list(prompt)
         for answer, world in zip(answers, worlds):
             turns = [*join_answer(turns, answer), dict(role=role, content=world)]
             frames.add(_last_frame(turns, (answer, world), tokenizer, role, settings))

@@ -35,14 +35,12 @@ def position_wise(body: nn.Module) -> list[nn.Module]:
         return []
     last = layers[-1]
     inner = list(last.modules())
-    recomputed = body.training and any(
-        getattr(part, "gradient_checkpointing", False) for part in (body, last)
-    )
+    recomputed = any(getattr(part, "gradient_checkpointing", False) for part in (body, last))
     dropout = any(isinstance(part, nn.Dropout) and part.p > 0 and part.training for part in inner)
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in inner)
     in_parts = any(is_sharded(weight) for weight in last.parameters())
     balanced = getattr(config, "output_router_logits", False)  # a loss reads every position
-    if recomputed or dropout or hooked or in_parts or balanced:
+    if (body.training and recomputed) or dropout or hooked or in_parts or balanced:
         return []
     attention = next((part for name, part in last.named_children() if name in ATTENTION), None)
     named = [getattr(attention, name, None) for name in PROJECTIONS]

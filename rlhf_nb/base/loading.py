@@ -163,9 +163,8 @@ NOT_AT_THE_LAST = (
 
 def reads_both_ways(config: PreTrainedConfig) -> bool:
     "Whether a token sees those behind it: BERT and its relatives, unless they are decoders."
-    encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(
-        config, "is_decoder", False
-    )
+    decoder = getattr(config, "is_decoder", False)
+    encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not decoder
     return encoder or getattr(config.get_text_config(), "use_bidirectional_attention", None) is True
 
 

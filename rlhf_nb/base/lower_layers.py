@@ -35,13 +35,11 @@ def frozen_layers(body: Any) -> int:
     above = {id(part) for layer in layers[count:] for part in layer.modules()}
     below = [part for part in body.modules() if id(part) not in above]
     weights = [weight for part in below for weight in part.parameters(recurse=False)]
-    changing = any(
-        hasattr(part, "base_layer") or (isinstance(part, nn.Dropout) and part.p > 0)
-        for part in below
-    )
+    adapted = any(hasattr(part, "base_layer") for part in below)
+    random = any(isinstance(part, nn.Dropout) and part.p > 0 for part in below)
     recomputed = any(getattr(part, "gradient_checkpointing", False) for part in body.modules())
     replaced = any("forward" in vars(layer) for layer in layers[:count])
-    unsafe = changing or recomputed or replaced
+    unsafe = adapted or random or recomputed or replaced
     return 0 if unsafe or any(w.requires_grad or is_sharded(w) for w in weights) else count
 
 

@@ -20,9 +20,7 @@ def inline_markdown(x: Any) -> str:
 
 def two_columns(rows: Mapping[str, Any]) -> str:
     "A table without a heading, a line for each entry."
-    lines = [
-        f"| {inline_markdown(key)} | {inline_markdown(value)} |" for key, value in rows.items()
-    ]
+    lines = [f"| {inline_markdown(k)} | {inline_markdown(x)} |" for k, x in rows.items()]
     return "\n".join(["| | |", "|---|---|", *lines])
 
 

@@ -96,11 +96,6 @@ def _mask_logits(model: nn.Module, args: tuple, output: Any) -> Any:
     return output
 
 
-def _masked(model: Any, head: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    "A head whose logits are -inf at the ids of `mask_ids`."
-    return lambda hidden: (z := head(hidden)) + model.masked_ids.to(z.dtype)
-
-
 def unwrap(module: Any) -> Any:
     """What DDP, DeepSpeed, torch.compile or PEFT was put around, to read its signature and sizes:
     a transformers model, or a layer. The wrapper is still what gets called."""
@@ -250,21 +245,15 @@ def separable_model(model: Any) -> PreTrainedModel | None:
         return None
     found = _findings.setdefault(model, Findings())
     if found.separable is None:
-        found.separable = _probe_agreement(model)
+        found.separable, name = heads_agree(model), type(model).__name__
+        if found.separable:
+            logger.info(f"{name}: its body and head, one after the other, give its own logits.")
+        else:
+            logger.warning(
+                f"{name}: its body and head, one after the other, do not give its own logits, so "
+                "it is called whole and all logits are kept."
+            )
     return model if found.separable else None
-
-
-def _probe_agreement(model: PreTrainedModel) -> bool:
-    "Whether body and head give the model's own logits, logged."
-    same, name = heads_agree(model), type(model).__name__
-    if same:
-        logger.info(f"{name}: its body and head, one after the other, give its own logits.")
-    else:
-        logger.warning(
-            f"{name}: its body and head, one after the other, do not give its own logits, so "
-            "it is called whole and all logits are kept."
-        )
-    return same
 
 
 def _is_lora(model: Any) -> bool:
@@ -280,12 +269,14 @@ def project(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
     "Hidden states to logits as the model does it: scale (Cohere, Granite), cap (Gemma 2)."
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     scale, cap = logit_scale(config), getattr(config, "final_logit_softcapping", None)
+    masked = hasattr(model, "masked_ids")
 
     def logits(hidden: Tensor) -> Tensor:
         z = head(hidden) if scale == 1.0 else head(hidden) * scale
-        return z if cap is None else torch.tanh(z / cap) * cap
+        z = z if cap is None else torch.tanh(z / cap) * cap
+        return z + model.masked_ids.to(z.dtype) if masked else z
 
-    return _masked(model, logits) if hasattr(model, "masked_ids") else logits
+    return logits
 
 
 def body_of(model: Any) -> PreTrainedModel | None:
@@ -335,8 +326,6 @@ def heads_agree(model: PreTrainedModel) -> bool:
     states = getattr(forward(body), "last_hidden_state", None)
     if len(captured) != 2 or states is None:
         return False
+    near = partial(torch.allclose, rtol=1e-3, atol=1e-3)
     pairs = zip(captured, (states, logits))
-    return all(
-        a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-3)
-        for a, b in pairs
-    )
+    return all(a.shape == b.shape and near(a.float(), b.float()) for a, b in pairs)

@@ -24,13 +24,11 @@ def check_rows(rows: list[list[int]], pad_id: int) -> None:
 
 def stop_places(response_ids: Tensor, stop_ids: list[int]) -> Tensor:
     "[B, T] true on every stop token. Raises ValueError where stop_ids is not a list of ints."
-    if not isinstance(stop_ids, (list, tuple, set)) or not all(
-        isinstance(i, int) for i in stop_ids
-    ):
+    listed = isinstance(stop_ids, (list, tuple, set))
+    if not (listed and all(isinstance(i, int) for i in stop_ids)):
         raise ValueError(
             f"stop_ids is {stop_ids!r}: give a list of token ids, "
             "for example [tokenizer.eos_token_id], or [] for none."
         )
-    return torch.isin(
-        response_ids, torch.tensor(list(stop_ids), dtype=torch.long, device=response_ids.device)
-    )
+    stops = torch.tensor(list(stop_ids), dtype=torch.long, device=response_ids.device)
+    return torch.isin(response_ids, stops)

@@ -14,16 +14,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-JOINERS = "\u200c\u200d"  # some scripts and emoji are written with them
+KEPT = "\n\t\u200c\u200d"  # the last two: some scripts and emoji are written with them
+STEERS = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
 
 
 def harmless(text: str) -> str:
     "The text with escapes in place of what moves a cursor, sets colours or turns the direction."
-    steers = lambda c: (
-        c not in JOINERS and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")
-    )
-    plain = (c if c in "\n\t" or not steers(c) else ascii(c)[1:-1] for c in text)
-    return "".join(plain)
+    plain = lambda c: c in KEPT or unicodedata.category(c) not in STEERS
+    return "".join(c if plain(c) else ascii(c)[1:-1] for c in text)
 
 
 def harmless_record(record: logging.LogRecord) -> bool:

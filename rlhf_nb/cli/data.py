@@ -11,8 +11,7 @@ import re
 import textwrap
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +72,6 @@ def load_embedded(name: str, seed: int, splits: Sequence[str]) -> DatasetDict:
         wanted = {m[1]: min(int(m[2] or sizes[m[1]]), sizes[m[1]]) for m in named}
         sizes = {split: wanted.get(split, 1) for split in sizes}
     return mini_tldr(seed, **sizes)
-
-
-@contextmanager
-def no_log() -> Iterator[None]:
-    "The library of data sets logs nothing meanwhile: the error that follows has it all."
-    level = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
 
 
 def explain_unreadable(
@@ -147,13 +135,14 @@ def load_rows(
             f"be packed ({', '.join(UNPACK)})."
         )
     saved = (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)  # the error that follows has it all
     try:
         if kind in ("json", "csv"):
             deque(unpack(path, "rt", encoding="utf-8"), 0)  # Arrow would find other bytes later
-        with no_log():
-            if kind:
-                return load_dataset(kind, data_files={"train": str(path)})
-            data = load_from_disk(name) if saved else load_dataset(name, config)
+        if kind:
+            return load_dataset(kind, data_files={"train": str(path)})
+        data = load_from_disk(name) if saved else load_dataset(name, config)
     except UnicodeDecodeError as error:
         lines = enumerate(unpack(path, "rb").read().split(b"\n"), 1)
         bad = next(i for i, line in lines if line.decode(errors="ignore").encode() != line)
@@ -163,6 +152,8 @@ def load_rows(
         ) from error
     except (*PACKED, *UNREADABLE) as error:
         raise explain_unreadable(name, kind, error) from error
+    finally:
+        logging.set_verbosity(level)
     return DatasetDict(train=data) if isinstance(data, Dataset) else data
 
 
@@ -172,10 +163,9 @@ def take(
     flag: str = "split",  # what the error calls it
 ) -> Dataset:
     "The rows of a split. Raises ValueError where there is no such split, or it is empty."
+    sizes = {name: len(rows) for name, rows in data.items()}
     try:
-        parts = ReadInstruction.from_spec(split).to_absolute(
-            {name: len(rows) for name, rows in data.items()}
-        )
+        parts = ReadInstruction.from_spec(split).to_absolute(sizes)
     except ValueError as error:
         near = did_you_mean(split.split("[")[0], data)
         raise ValueError(
@@ -185,9 +175,7 @@ def take(
     parts = [part for part in parts if part.to > part.from_]
     if not parts:
         raise ValueError(f"{flag} is {split!r}, which has 0 rows: take more.")
-    return concatenate_datasets(
-        [data[part.splitname].select(range(part.from_, part.to)) for part in parts]
-    )
+    return concatenate_datasets([data[x.splitname].select(range(x.from_, x.to)) for x in parts])
 
 
 def check_columns(

@@ -118,7 +118,7 @@ class DemoRun:
 
     def __init__(self, settings: DemoSettings, console: Console | None = None, fresh: bool = False):
         self.settings, self.folder = settings, Path(settings.output_dir)
-        self.console = console or Console()
+        self.metrics, self.console = self.folder / "metrics.jsonl", console or Console()
         self.check_own()
         if fresh:
             self.clear()
@@ -128,13 +128,10 @@ class DemoRun:
         path, kept = self.folder / "settings.json", self.kept_settings()
         before = read_object(path, kept)
         if before != kept:
-            changed = [
-                f"--{k} {before.get(k)}"
-                for k, value in kept.items()
-                if before.get(k) != value and k != "quick"
-            ]
+            differ = [k for k, x in kept.items() if before.get(k) != x and k != "quick"]
+            changed = ", ".join(f"--{k} {before.get(k)}" for k in differ)
             raise ValueError(
-                f"{self.folder} holds a run with {', '.join(changed)}: give the same, another "
+                f"{self.folder} holds a run with {changed}: give the same, another "
                 "--output_dir, or --fresh to start over."
             )
         write_text_atomic(path, json.dumps(kept, indent=1))
@@ -208,10 +205,6 @@ class DemoRun:
             path.unlink()
         for path in stages:
             shutil.rmtree(path)
-
-    @property
-    def metrics(self) -> Path:
-        return self.folder / "metrics.jsonl"
 
     def logs(self) -> list[dict[str, Any]]:
         "Every whole line of metrics.jsonl."

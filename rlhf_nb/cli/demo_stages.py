@@ -111,9 +111,8 @@ def world_of(s: DemoSettings) -> tuple[DatasetDict, PreTrainedTokenizerBase]:
     world = mini_tldr(s.seed, s.posts, max(s.validation_posts, 500), s.eval_posts)
     if start := starting_folder(s):
         return world, load_tokenizer(start)
-    return world, train_tokenizer(
-        p + c for p, c in zip(world["train"]["prompt"], world["train"]["completion"])
-    )
+    texts = zip(world["train"]["prompt"], world["train"]["completion"])
+    return world, train_tokenizer(prompt + completion for prompt, completion in texts)
 
 
 def common(s: DemoSettings, folder: Path, **more: Any) -> dict[str, Any]:

@@ -61,10 +61,8 @@ def entry(about: About, action: argparse.Action) -> tuple[list[str], dict[str, A
     "One option of the page: its name and value, what it does, its default."
     name, default = action.dest, getattr(action.default, "value", action.default)
     remark = about.required.get(name, "")
-    given = (
-        default is not None and default is not False and default not in ("", [], argparse.SUPPRESS)
-    )
-    if given and not remark:
+    unset = default is None or default is False or default in ("", [], argparse.SUPPRESS)
+    if not (unset or remark):
         words = default if isinstance(default, list) else [default]
         remark = f"default: {' '.join(map(str, words))}".replace("%", "%%")
     text = about.help.get(name) or action.help or ""
@@ -77,6 +75,5 @@ def entry(about: About, action: argparse.Action) -> tuple[list[str], dict[str, A
     kind, _, none = getattr(action.type, "__name__", "").partition(" or ")
     kind = dict(int="INT", float="NUMBER").get(kind, "TEXT") + f"|{none}" * bool(none)
     metavar = action.metavar or (choices if 2 < len(choices) < 60 else kind)
-    return list(action.option_strings[:1]) or [name], how | dict(
-        nargs=action.nargs, metavar=metavar
-    )
+    how |= dict(nargs=action.nargs, metavar=metavar)
+    return list(action.option_strings[:1]) or [name], how

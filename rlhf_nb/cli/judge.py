@@ -23,7 +23,7 @@ from rlhf_nb.base.terminal import harmless
 from rlhf_nb.cli.arguments import TRAINER_HELP, DataArguments, ModelArguments
 from rlhf_nb.cli.data import check_prompt_column, check_template, drop_long, load_rows, take
 from rlhf_nb.cli.help import About
-from rlhf_nb.cli.models import explain_model_errors, load_run_tokenizer, require_name
+from rlhf_nb.cli.models import load_options, load_run_tokenizer, require_name
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.judges import load_judge
 from rlhf_nb.judging import GoldPairJudge, RewardModelJudge, judge_pairs
@@ -146,7 +146,7 @@ def read_answers(
     """The model's tokenizer, and its completions of the prompts as its template writes them. They
     end where its generation config says."""
     with require_name(flag, name) as known:
-        model = on_device(load_policy(known, **explain_model_errors(models)), options)
+        model = on_device(load_policy(known, **load_options(models)), options)
         own = models.tokenizer_name_or_path if flag == "--model_name_or_path" else None
         tokenizer = load_tokenizer(own or known)
     ends = model.generation_config.eos_token_id
@@ -161,9 +161,6 @@ def read_answers(
         )
     )
 
-    def advance() -> None:
-        next(batches, None)
-
     return tokenizer, complete(
         model,
         tokenizer,
@@ -173,7 +170,7 @@ def read_answers(
         [ends] if isinstance(ends, int) else ends,
         options.batch_size,
         options.seed,
-        on_batch=advance,
+        on_batch=lambda: next(batches, None),
     )
 
 
@@ -245,7 +242,11 @@ def judge_command(words: Sequence[str]) -> None:
     )
     try:
         if options.output is not None:
-            write_verdicts(options.output, shown, theirs, report.scores)
+            judged = zip(shown.prompts, shown.texts, theirs, report.scores)
+            frame = pd.DataFrame(judged, columns=[*HEADS])
+            write_text_atomic(options.output, frame.to_csv(index=False))  # it appears whole
+            where = harmless(options.output)
+            print(f"rlhf-nb judge: {len(frame):,} pairs and their verdicts in {where}")
     finally:  # also where the file cannot be written
         print(harmless(str(report)))
 
@@ -255,12 +256,3 @@ def reference(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
     given = row["prompt"], row["completion"]
     found = marked_pair(*given, tokenizer, ends=False, **template_settings(row))
     return strip_stop(found.text[found.answers[0][0] :], tokenizer)
-
-
-def write_verdicts(
-    path: str, ours: Completions, theirs: list[str], scores: list[float | None]
-) -> None:
-    "A CSV file with a line for each pair; it appears whole."
-    frame = pd.DataFrame(zip(ours.prompts, ours.texts, theirs, scores), columns=[*HEADS])
-    write_text_atomic(path, frame.to_csv(index=False))
-    print(f"rlhf-nb judge: {len(frame):,} pairs and their verdicts in {harmless(path)}")

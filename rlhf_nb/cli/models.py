@@ -31,12 +31,17 @@ def require_name(
         raise kind(f"{flag} {name}: {error}") from error
 
 
-def explain_model_errors(models: ModelArguments) -> dict[str, Any]:
+def load_options(models: ModelArguments) -> dict[str, Any]:
     "Data type and attention, as `from_pretrained` takes them."
     dtype = models.dtype if models.dtype == "auto" else getattr(torch, models.dtype)
     if models.attn_implementation is None:
         return dict(dtype=dtype)
     return dict(dtype=dtype, attn_implementation=models.attn_implementation)
+
+
+def in_dtype(model: Any, models: ModelArguments) -> Any:
+    "The model in the data type that --dtype names."
+    return model if models.dtype == "auto" else model.to(load_options(models)["dtype"])
 
 
 def adapter_config(

@@ -132,10 +132,8 @@ class Parser(HfArgumentParser):
             settings = self.values(read_recipe(path, section))
             without_help = [word for word in words if word not in ("-h", "--help", "--help-all")]
             self.recipe, now = "", vars(self.parse_args(without_help))
-            typed = {
-                word.partition("=")[0].lstrip("-") for word in without_help if word[:2] == "--"
-            }
-            typed = {name for name in typed if now.get(name) not in (None, False)}
+            names = (w.partition("=")[0].lstrip("-") for w in without_help if w[:2] == "--")
+            typed = {name for name in names if now.get(name) not in (None, False)}
             for group in OPPOSITES:
                 if typed & {*group.split()}:
                     settings = {k: x for k, x in settings.items() if k not in group.split()}

@@ -16,13 +16,7 @@ from rlhf_nb.base.files import read_object
 from rlhf_nb.base.loading import explain_load_errors, from_where
 from rlhf_nb.cli.arguments import PPOModelArguments
 from rlhf_nb.cli.models import adapter_config, no_bars
-from rlhf_nb.cli.ppo_models import (
-    check_critic,
-    check_judges,
-    has_reward_model,
-    own_reward,
-    policy_name,
-)
+from rlhf_nb.cli.ppo_models import check_models, has_reward_model, policy_name
 from rlhf_nb.diagnose.memory import MemoryPlan
 from rlhf_nb.estimators import ESTIMATORS
 
@@ -71,13 +65,10 @@ def plan_of(options: Namespace) -> MemoryPlan:
     "The plan of a run. Raises ValueError and OSError as the run would."
     names = [f.name for f in fields(PPOModelArguments)]
     models = PPOModelArguments(**{name: getattr(options, name) for name in names})
-    own_reward(models, options.dataset_name)
-    check_critic(models, options)
-    check_judges(models, options)
+    check_models(models, options, options.dataset_name)
     find = lambda name: planned_config(name) if name else None
     policy = planned_config(policy_name(models.model_name_or_path, options.sft_model_path))
-    pays = models.reward_function, models.environment
-    judged = has_reward_model(options.reward_model_path, *pays)
+    judged = has_reward_model(models, options)
     layout, processes = layout_of(options)
     dtype = str(getattr(policy, "dtype", None)) if models.dtype == "auto" else models.dtype
     half = dtype.split(".")[-1] in ("bfloat16", "float16")

@@ -16,18 +16,11 @@ from rlhf_nb.cli.data import (
 )
 from rlhf_nb.cli.environments import load_environment
 from rlhf_nb.cli.help import About
-from rlhf_nb.cli.models import (
-    adapter_config,
-    explain_model_errors,
-    load_run_tokenizer,
-    require_name,
-)
+from rlhf_nb.cli.models import adapter_config, load_options, load_run_tokenizer, require_name
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.cli.plan import dry_run
 from rlhf_nb.cli.ppo_models import (
-    check_critic,
-    check_judges,
-    own_reward,
+    check_models,
     policy_name,
     reference_of,
     reward_tokenizer_of,
@@ -90,9 +83,7 @@ def ppo_parser() -> Parser:
 
 def trainer_of(data: TrainDataArguments, models: PPOModelArguments, args: PPOConfig) -> PPOTrainer:
     "The trainer that the options describe. Raises ValueError and OSError on wrong ones."
-    own_reward(models, data.dataset_name)
-    check_critic(models, args)
-    check_judges(models, args)
+    check_models(models, args, data.dataset_name)
     if models.engine and args.use_vllm:
         raise ValueError("--engine and --use_vllm both say who samples: leave one of them out.")
     make_engine = load_function("--engine", models.engine) if models.engine else None
@@ -108,7 +99,7 @@ def trainer_of(data: TrainDataArguments, models: PPOModelArguments, args: PPOCon
     check_template(data.dataset_name, train, tokenizer)
     judges = scorers(models, args)
     with require_name(f"--{given}", name):
-        policy = load_policy(name, **explain_model_errors(models))
+        policy = load_policy(name, **load_options(models))
     trainer = PPOTrainer(
         args,
         tokenizer,

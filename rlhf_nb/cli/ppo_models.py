@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from rlhf_nb.cli.arguments import PPOModelArguments
-from rlhf_nb.cli.models import explain_model_errors, require_name
+from rlhf_nb.cli.models import in_dtype, load_options, require_name
 from rlhf_nb.cli.scoring import REWARDS, load_reward_function
 from rlhf_nb.estimators import ESTIMATORS
 from rlhf_nb.judges import ensemble_of, load_judge
@@ -42,13 +42,12 @@ def policy_name(model_name_or_path: str | None, sft_model_path: str) -> str:
 
 
 def has_reward_model(
-    reward_model_path: str,
-    reward_function: list[str] | None,
-    environment: str | None = None,  # pays too
+    models: PPOModelArguments,
+    args: Any,  # PPOConfig, or the options
 ) -> bool:
     "False: reward functions or an environment alone. Raises ValueError where there is neither."
-    given = reward_model_path != DEFAULTS["reward_model_path"]
-    if not given and not reward_function and not environment:
+    given = args.reward_model_path != DEFAULTS["reward_model_path"]
+    if not (given or models.reward_function or models.environment):
         raise ValueError(
             "--reward_model_path is missing: give a reward model, such as the folder of `rlhf-nb "
             f"reward`, or a --reward_function ({', '.join(REWARDS)}, or module:function), "
@@ -57,13 +56,19 @@ def has_reward_model(
     return given
 
 
-def check_judges(
-    models: Any,  # PPOModelArguments, or the options
+def check_models(
+    models: PPOModelArguments,
     args: Any,  # PPOConfig, or the options
+    dataset_name: str | None,  # one of reasoning-gym pays, where no other functions are named
 ) -> None:
-    "Raises ValueError on reward models that do not go together, before one is loaded."
+    """Raises ValueError on models and settings of a critic for an estimator that has none, and on
+    reward models that do not go together, before one is loaded."""
+    if (dataset_name or "").startswith("reasoning_gym:"):
+        models.reward_function = models.reward_function or ["reasoning_gym"]
+    of_critic = ("value_model_path", "zero_value_head", "value_use_peft")
+    check_estimator(args, **{f"--{name}": getattr(models, name) for name in of_critic})
     check_ensemble(args)
-    given = has_reward_model(args.reward_model_path, models.reward_function, models.environment)
+    given = has_reward_model(models, args)
     if models.reward_ensemble and not given:
         raise ValueError("--reward_ensemble adds to --reward_model_path: give that too.")
     if ensemble := ensemble_of(args):
@@ -71,28 +76,15 @@ def check_judges(
         ensemble.check((args.reward_weights or [1.0] * members)[:members])
 
 
-def own_reward(models: PPOModelArguments, dataset_name: str | None) -> None:
-    "A data set of reasoning-gym pays by its own scorer, where no other functions are named."
-    if (dataset_name or "").startswith("reasoning_gym:"):
-        models.reward_function = models.reward_function or ["reasoning_gym"]
-
-
-def in_dtype(model: Any, models: PPOModelArguments) -> Any:
-    "The model in the data type that --dtype names."
-    return model if models.dtype == "auto" else model.to(explain_model_errors(models)["dtype"])
-
-
 def scorers(models: PPOModelArguments, args: PPOConfig) -> list[Any]:
     "Reward model and reward functions, in this order: that of reward_weights."
-    loaded = []
-    pays = models.reward_function, models.environment
-    needs_model = has_reward_model(args.reward_model_path, *pays)
     functions = [load_reward_function(name) for name in models.reward_function or []]
-    if needs_model:
-        with require_name("--reward_model_path", args.reward_model_path):
-            loaded = [in_dtype(load_judge(args.reward_model_path, args.reward_level), models)]
-    for name in models.reward_ensemble or []:
-        with require_name("--reward_ensemble", name):
+    named = [("--reward_ensemble", name) for name in models.reward_ensemble or []]
+    if has_reward_model(models, args):
+        named.insert(0, ("--reward_model_path", args.reward_model_path))
+    loaded = []
+    for flag, name in named:
+        with require_name(flag, name):
             loaded.append(in_dtype(load_judge(name, args.reward_level), models))
     return loaded + functions
 
@@ -124,11 +116,9 @@ def value_model_of(
             value = in_dtype(load_scorer(models.value_model_path), models)
     elif is_deepspeed_zero3_enabled() and not args.share_value_trunk:
         # ZeRO-3 splits weights over the processes as they are loaded: no model can be copied
-        name = (
-            args.reward_model_path
-            if from_reward
-            else policy_name(models.model_name_or_path, args.sft_model_path)
-        )
+        name = args.reward_model_path
+        if not from_reward:
+            name = policy_name(models.model_name_or_path, args.sft_model_path)
         value = in_dtype(load_reward_model(name, args.seed), models)
     if not models.zero_value_head:
         return value
@@ -137,22 +127,8 @@ def value_model_of(
     return zero_head(value)
 
 
-def check_critic(
-    models: Any,  # PPOModelArguments, or the options
-    args: Any,  # PPOConfig, or the options
-) -> None:
-    "Raises ValueError on settings and models of a critic for an estimator that has none."
-    check_estimator(
-        args,
-        **{
-            f"--{name}": getattr(models, name)
-            for name in ("value_model_path", "zero_value_head", "value_use_peft")
-        },
-    )
-
-
 def reference_of(models: PPOModelArguments, name: str) -> PreTrainedModel | None:
     "None: the trainer copies the policy. Under ZeRO-3 it is loaded a second time."
     if models.use_peft or not is_deepspeed_zero3_enabled():
         return None
-    return load_policy(name, **explain_model_errors(models))
+    return load_policy(name, **load_options(models))

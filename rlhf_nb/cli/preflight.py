@@ -83,10 +83,8 @@ def preflight_command(words: Sequence[str]) -> int:
     if how.html != "none":
         writable(how.html, "--html", how.overwrite)
     pairs = check_pairs(pairs_of(how.preflight_pairs), f"--preflight_pairs {how.preflight_pairs}")
-    with (
-        in_folder(args, keep=False),
-        redirect_stdout(sys.stderr),
-    ):  # the checks alone go to the output
+    # the checks alone go to the output
+    with in_folder(args, keep=False), redirect_stdout(sys.stderr):
         done = preflight(trainer_of(data, models, args), pairs)
     if how.json:
         print(strict_json(done.as_json()))

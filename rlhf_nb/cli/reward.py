@@ -17,7 +17,7 @@ from rlhf_nb.cli.data import check_columns, check_template, drop_long, pairs_of,
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import (
     adapter_config,
-    explain_model_errors,
+    in_dtype,
     load_run_tokenizer,
     require_name,
 )
@@ -47,9 +47,8 @@ ABOUT = About(
 
 def reward_parser() -> Parser:
     "Every option of `rlhf-nb reward`."
-    return Parser(
-        ABOUT, AnswerDataArguments, RewardModelArguments, RewardConfig, output_dir="runs/reward"
-    )
+    kinds = AnswerDataArguments, RewardModelArguments, RewardConfig
+    return Parser(ABOUT, *kinds, output_dir="runs/reward")
 
 
 def references(train: Dataset) -> Dataset:
@@ -77,9 +76,7 @@ def reward_command(words: Sequence[str]) -> None:
         if args.chat_template_path is None:
             check_template(data.dataset_name, rows, tokenizer, "--chat_template_path")
         with require_name("--model_name_or_path", models.model_name_or_path, quiet=True) as name:
-            model = load_reward_model(name, args.seed)
-        if models.dtype != "auto":
-            model = model.to(explain_model_errors(models)["dtype"])
+            model = in_dtype(load_reward_model(name, args.seed), models)
         if models.attn_implementation is not None:
             model.set_attn_implementation(models.attn_implementation)
         train, test = (

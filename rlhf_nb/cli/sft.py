@@ -17,12 +17,7 @@ from rlhf_nb.cli.arguments import (
 )
 from rlhf_nb.cli.data import check_columns, check_template, drop_long, splits_of
 from rlhf_nb.cli.help import About
-from rlhf_nb.cli.models import (
-    adapter_config,
-    explain_model_errors,
-    load_run_tokenizer,
-    require_name,
-)
+from rlhf_nb.cli.models import adapter_config, load_options, load_run_tokenizer, require_name
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.cli.training import finish, in_folder
 from rlhf_nb.sft import SFTConfig, SFTTrainer
@@ -50,9 +45,8 @@ ABOUT = About(
 
 def sft_parser() -> Parser:
     "Every option of `rlhf-nb sft`."
-    return Parser(
-        ABOUT, AnswerDataArguments, ScratchModelArguments, SFTConfig, output_dir="runs/sft"
-    )
+    kinds = AnswerDataArguments, ScratchModelArguments, SFTConfig
+    return Parser(ABOUT, *kinds, output_dir="runs/sft")
 
 
 def starting_point(
@@ -64,7 +58,7 @@ def starting_point(
         if args.chat_template_path is None:
             check_template(data.dataset_name, rows, tokenizer, "--chat_template_path")
         with require_name("--model_name_or_path", models.model_name_or_path) as name:
-            return load_policy(name, **explain_model_errors(models)), tokenizer
+            return load_policy(name, **load_options(models)), tokenizer
     if models.model_name_or_path:
         raise ValueError(
             "--from_scratch makes a model and --model_name_or_path loads one: leave one of them "

@@ -15,7 +15,7 @@ import torch
 
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.fields import facts_of, settings_that_say
-from rlhf_nb.base.files import read_object
+from rlhf_nb.base.files import checkpoints, read_object
 from rlhf_nb.base.loading import no_bars
 from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.checkpoint import MANIFEST, verify
@@ -23,7 +23,6 @@ from rlhf_nb.losses import policy_diagnostics
 from rlhf_nb.ppo import final_scores
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
-from rlhf_nb.training.folders import checkpoints
 from rlhf_nb.training.logs import logged_rows
 from rlhf_nb.training.metrics import metric_of
 from rlhf_nb.training.model_loading import load_policy, load_scorer, load_tokenizer

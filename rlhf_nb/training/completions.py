@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
 from rlhf_nb.base.encoding import encode_prompts
@@ -18,7 +18,7 @@ from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.base.opened import mask_ids, unused_ids
 from rlhf_nb.base.terminal import terminal_text
 from rlhf_nb.masks import left_pad
-from rlhf_nb.rollout import Rollout, Sample, Sampling, sample, texts_of
+from rlhf_nb.rollout import Rollout, Sampling, sample, texts_of
 from rlhf_nb.training.engines import Engine
 from rlhf_nb.training.folders import claim
 from rlhf_nb.training.reporting import report_table
@@ -42,17 +42,6 @@ class Completions:
     environments: list[Any] = field(default_factory=list)  # until the answers are scored
 
 
-def _sample_with_engine(
-    engine: Engine, ids: Tensor, mask: Tensor, settings: Sampling, seed: int | None
-) -> Sample:
-    """Sample with an engine, which takes its seeds from torch's global random state. If a seed is
-    given, that state is restored."""
-    with torch.random.fork_rng(devices=[], enabled=seed is not None):
-        if seed is not None:
-            torch.default_generator.manual_seed(seed)
-        return engine.generate(ids, mask, settings)[0]
-
-
 def complete(
     model: nn.Module,  # a causal language model
     tokenizer: PreTrainedTokenizerBase,
@@ -63,7 +52,7 @@ def complete(
     batch_size: int = 256,
     seed: int | None = None,  # of the sampling; None: torch's global random state
     stop_strings: StopStringCriteria | None = None,  # texts that end an answer
-    on_batch: Callable[[], None] = lambda: None,  # called after each batch, to show progress
+    on_batch: Callable[[], object] = lambda: None,  # called after each batch, to show progress
     engine: Engine | None = None,  # samples with these weights; None: the package's own sampler
 ) -> Completions:
     "Sample one answer to every prompt. Prompts of similar length share a batch."
@@ -85,12 +74,13 @@ def complete(
         part = order[start : start + batch_size]
         padded = left_pad([rows[i] for i in part], tokenizer.pad_token_id)
         ids, mask = (x.to(device) for x in padded)
-        if engine is not None:
-            drawn = _sample_with_engine(
-                engine, ids, mask, sampling, None if seed is None else seed + start
-            )
-        else:
+        if engine is None:
             drawn = sample(model, ids, mask, sampling, generator)
+        else:  # it takes its seeds from torch's global random state, restored if a seed is given
+            with torch.random.fork_rng(devices=[], enabled=seed is not None):
+                if seed is not None:
+                    torch.default_generator.manual_seed(seed + start)
+                drawn = engine.generate(ids, mask, sampling)[0]
         texts, _ = texts_of(tokenizer, drawn, stop_ids)
         lengths = drawn.mask.sum(1).tolist()
         token_ids = [rows[i] + x[:n].tolist() for i, x, n in zip(part, drawn.response_ids, lengths)]

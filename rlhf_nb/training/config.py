@@ -285,9 +285,7 @@ class PPOConfig(Objective, CheckedArguments):
         0.3, "Share of the GPU's memory for vLLM's weights and cache.", "sampling"
     )
     vllm_max_model_length: Count | None = setting(
-        None,
-        "Most tokens of prompt and response. None: the model's positions.",
-        "sampling",
+        None, "Most tokens of prompt and response. None: the model's positions.", "sampling"
     )
     vllm_enable_sleep_mode: bool = setting(
         False,
@@ -410,7 +408,8 @@ def check_config(args: PPOConfig) -> None:
     check_estimator(args)
     check_ensemble(args)
     check_level(args)
-    check_vllm(args)
+    if args.use_vllm and args.temperature < 0.01:
+        refuse(args, "temperature", "vLLM samples greedily below 0.01: give a higher one")
 
 
 def check_estimator(
@@ -491,9 +490,3 @@ def check_level(args: Any) -> None:  # PPOConfig, or its fields on a command lin
     if args.reward_aggregation != "sum":
         wanted = "it is for scores of whole responses; leave it at 'sum' with reward_level"
         refuse(args, "reward_aggregation", wanted)
-
-
-def check_vllm(args: PPOConfig) -> None:
-    "The settings of vLLM. Raises ValueError."
-    if args.use_vllm and args.temperature < 0.01:
-        refuse(args, "temperature", "vLLM samples greedily below 0.01: give a higher one")

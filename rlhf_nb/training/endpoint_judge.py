@@ -113,23 +113,6 @@ def _address_and_key(base_url: str | None, api_key: str | None) -> tuple[str, st
     return url, key
 
 
-def _bill(counts: Counter[str], prices: tuple[float, float] | None) -> str:
-    "What judging cost, in one line."
-    line = (
-        f"{counts['new']:,} judgings asked for in {counts['replies']:,} replies, "
-        f"{counts['cached']:,} from the cache, {counts['same']:,} of equal answers; "
-        f"{counts['prompt_tokens']:,} tokens in, {counts['completion_tokens']:,} out"
-    )
-    if counts["unbilled"]:
-        line += f" (and {counts['unbilled']:,} replies without a count)"
-    if prices is not None:
-        cost = counts["prompt_tokens"] * prices[0] + counts["completion_tokens"] * prices[1]
-        line += f"; cost {cost / 1e6:.4f}"
-    if counts["damaged"]:
-        line += f"; {counts['damaged']} damaged lines of the cache left out"
-    return line
-
-
 @dataclass
 class EndpointJudge:
     "Any OpenAI-compatible chat completions endpoint as a judge, at temperature 0."
@@ -160,8 +143,21 @@ class EndpointJudge:
         self.counts = Counter(damaged=damaged)
 
     def usage(self) -> str:
-        "What the judging has cost so far."
-        return _bill(self.counts, self.prices)
+        "What the judging has cost so far, in one line."
+        counts, prices = self.counts, self.prices
+        line = (
+            f"{counts['new']:,} judgings asked for in {counts['replies']:,} replies, "
+            f"{counts['cached']:,} from the cache, {counts['same']:,} of equal answers; "
+            f"{counts['prompt_tokens']:,} tokens in, {counts['completion_tokens']:,} out"
+        )
+        if counts["unbilled"]:
+            line += f" (and {counts['unbilled']:,} replies without a count)"
+        if prices is not None:
+            cost = counts["prompt_tokens"] * prices[0] + counts["completion_tokens"] * prices[1]
+            line += f"; cost {cost / 1e6:.4f}"
+        if counts["damaged"]:
+            line += f"; {counts['damaged']} damaged lines of the cache left out"
+        return line
 
     def __call__(
         self, prompts: list[str], pairs: list[tuple[str, str]], **columns: list

@@ -169,21 +169,16 @@ class CachedEngine:
         self.model = None
 
 
-def _check_skips(engine: Engine) -> None:
-    if not getattr(engine, "skips_unused_ids", False):
+@contextmanager
+def synced(engine: Engine, policy: nn.Module) -> Iterator[Engine]:
+    "Inside, the engine has the policy's weights, and the policy is not in training."
+    if hasattr(unwrap(policy), "masked_ids") and not getattr(engine, "skips_unused_ids", False):
         raise ValueError(
             f"the policy has ids without a token, and {type(engine).__name__} may draw them: have "
             "it leave out settings.unused_ids (logit_bias or allowed tokens in most engines) and "
             "set its skips_unused_ids = True, or cut the embedding, "
             "model.resize_token_embeddings(len(tokenizer))."
         )
-
-
-@contextmanager
-def synced(engine: Engine, policy: nn.Module) -> Iterator[Engine]:
-    "Inside, the engine has the policy's weights, and the policy is not in training."
-    if hasattr(unwrap(policy), "masked_ids"):
-        _check_skips(engine)
     policy.eval()  # a layer that recomputes its activations refuses a cache while it trains
     engine.sync(policy)
     try:
@@ -252,12 +247,11 @@ def collect(
             f"the engine returned {len(answers)} responses to {rows} prompts: "
             "expected one for each; check its log."
         )
-    for row, answer in enumerate(answers):
-        if problem := _problem(row, answer, settings):
-            raise ValueError(problem)
     ids = torch.full((rows, settings.response_length), settings.pad_id)
     mask, logprobs = torch.zeros_like(ids, dtype=torch.bool), torch.zeros(ids.shape)
     for row, answer in enumerate(answers):
+        if problem := _problem(row, answer, settings):
+            raise ValueError(problem)
         ids[row, : len(answer.token_ids)] = torch.tensor(answer.token_ids)
         logprobs[row, : len(answer.token_ids)] = torch.tensor(answer.logprobs)
         mask[row, : len(answer.token_ids)] = True
@@ -306,15 +300,6 @@ def _named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor, _LoraLayer |
         yield name.removeprefix("base_model.model."), weight, layer
 
 
-def _as_saved(model: nn.Module, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
-    "A weight as a checkpoint stores it, perhaps under another name or as several weights."
-    plain = unwrap(model)
-    if isinstance(plain, PreTrainedModel):
-        yield from revert_weight_conversion(plain, {name: weight}).items()
-    else:
-        yield name, weight
-
-
 def _with_lora(weight: Tensor, layer: _LoraLayer | None) -> Tensor:
     "A whole weight, with the active adapters added."
     full = full_tensor(weight.detach())
@@ -332,12 +317,16 @@ def policy_weights(
     dtype: torch.dtype | None = None,  # the engine's dtype; None: unchanged
 ) -> Iterator[tuple[str, Tensor]]:  # name in a checkpoint, whole weight
     "The weights one by one, LoRA added in, the model unchanged. Call it on every rank, in step."
+    plain = unwrap(model)
     for name, weight, layer in _named_weights(model):
         with gather_weights([weight, *(layer.parameters() if layer is not None else ())]):
             full = _with_lora(weight, layer)
             # gathered weights are freed afterwards, so they must be copied
             full = full.to(dtype or full.dtype, copy=is_sharded(weight))
-            yield from _as_saved(model, name, full)
+            if isinstance(plain, PreTrainedModel):  # perhaps saved under other names, or in parts
+                yield from revert_weight_conversion(plain, {name: full}).items()
+            else:
+                yield name, full
 
 
 def vllm_module() -> Any:
@@ -383,15 +372,6 @@ def request(
         include_stop_str_in_output=True,
         skip_special_tokens=False,
     )
-
-
-def _prompts_and_seeds(
-    prompt_ids: Tensor, prompt_mask: Tensor
-) -> tuple[list[list[int]], list[int]]:
-    "Prompts without padding, and a seed for each."
-    check_left_padded(prompt_mask)
-    seeds = torch.randint(2**31 - 1, (len(prompt_ids),)).tolist()
-    return [ids[keep].tolist() for ids, keep in zip(prompt_ids, prompt_mask.bool())], seeds
 
 
 def answer_of(one: Any) -> Answer:
@@ -461,7 +441,9 @@ class VLLMEngine:
         if not self.synced:
             raise RuntimeError("the engine's weights are empty: call sync(model) before generate.")
         self._wake()
-        prompts, seeds = _prompts_and_seeds(prompt_ids, prompt_mask)
+        check_left_padded(prompt_mask)
+        seeds = torch.randint(2**31 - 1, (len(prompt_ids),)).tolist()
+        prompts = [ids[keep].tolist() for ids, keep in zip(prompt_ids, prompt_mask.bool())]
         outputs = self.llm.generate(
             [dict(prompt_token_ids=ids) for ids in prompts],
             [self.params(**request(settings, seed)) for seed in seeds],

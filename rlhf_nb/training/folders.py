@@ -26,7 +26,14 @@ from torch import nn
 from transformers import TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from rlhf_nb.base.files import DEMO_MARK, check_place, no_disk, unwritten, written_to
+from rlhf_nb.base.files import (
+    DEMO_MARK,
+    check_place,
+    checkpoints,
+    no_disk,
+    unwritten,
+    written_to,
+)
 from rlhf_nb.base.sharding import (
     between_ranks,
     full_shape,
@@ -120,12 +127,6 @@ def check_shared_disk(args: TrainingArguments) -> None:
 
 
 # ---- What is in it ----
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    "Folders with a checkpoint's name, oldest step first, whole or not."
-    named = [p for p in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
-    return sorted(named, key=lambda path: int(path.name.split("-")[1]))
 
 
 def last_checkpoint(folder: Path) -> Path | None:

@@ -15,7 +15,7 @@ import copy
 import os
 import random
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -103,14 +103,10 @@ def match_calls(
 @contextmanager
 def disable_hooks(model: nn.Module, library: str) -> Iterator[None]:
     "Inside, a library's forward hooks are off: DeepSpeed's would shard layers after each token."
-    kept = []
+    kept, module = [], lambda hook: getattr(hook, "__module__", "") or ""
     for part in model.modules():
         for hooks in (part._forward_pre_hooks, part._forward_hooks):
-            theirs = [
-                key
-                for key, hook in hooks.items()
-                if (getattr(hook, "__module__", "") or "").startswith(library)
-            ]
+            theirs = [key for key, hook in hooks.items() if module(hook).startswith(library)]
             if theirs:
                 kept.append((hooks, dict(hooks)))
             for key in theirs:
@@ -340,10 +336,8 @@ class Layout:
             return None
         config = self.deepspeed.deepspeed_config
         kinds = dict(bf16=torch.bfloat16, fp16=torch.float16)
-        return next(
-            (kind for name, kind in kinds.items() if config.get(name, {}).get("enabled") is True),
-            None,
-        )
+        on = [kind for name, kind in kinds.items() if config.get(name, {}).get("enabled") is True]
+        return on[0] if on else None
 
     def in_float32(self, model: nn.Module) -> bool:
         "Whether the trained model computes in float32 or wider."
@@ -353,34 +347,24 @@ class Layout:
 
     # ---- trained models ----
 
+    @contextmanager
     def sampling(
         self,
         policy: nn.Module,
         value: nn.Module,  # its layers stay sharded
         wrapped: nn.Module,  # both, inside of what the layout puts around them
         gather: bool = True,  # gather the weights once; False: layer by layer at each token
-    ) -> AbstractContextManager:
-        "Inside, the policy can be called by itself, token after token, in the update's precision."
-        if self.in_place:
-            return self.accelerator.autocast()
-        return self._sampling(policy, value, wrapped, gather)
-
-    @contextmanager
-    def _sampling(
-        self, policy: nn.Module, value: nn.Module, wrapped: nn.Module, gather: bool
     ) -> Iterator[None]:
-        "Under DeepSpeed and FSDP."
-        autocast = self.accelerator.autocast()
-        if self.in_parts and not gather:
-            with autocast, layer_by_layer(wrapped), self.in_step(policy):
-                yield
-            return
-        weights: AbstractContextManager = nullcontext()
-        if self.fsdp is not None:
-            weights = unshard_all(wrapped, but=value)
-        if self.zero3:
-            weights = gather_weights(policy)
-        with autocast, weights, disable_hooks(policy, "deepspeed"):
+        "Inside, the policy can be called by itself, token after token, in the update's precision."
+        with ExitStack() as inside:
+            inside.enter_context(self.accelerator.autocast())
+            if self.in_parts and not gather:
+                inside.enter_context(layer_by_layer(wrapped))
+                inside.enter_context(self.in_step(policy))
+            elif not self.in_place:
+                weights = gather_weights(policy) if self.zero3 else unshard_all(wrapped, but=value)
+                inside.enter_context(weights)
+                inside.enter_context(disable_hooks(policy, "deepspeed"))
             yield
 
     @contextmanager

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_nb.base.files import log_history, read_jsonl, read_object
+from rlhf_nb.base.files import checkpoints, log_history, read_jsonl, read_object
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,13 +20,8 @@ Log = list[dict[str, float]]  # a row for each step, with what was logged at it,
 def newest_state(run: Path) -> Path | None:
     """The trainer_state.json of a run, or of its newest checkpoint where that went further: a
     resumed run writes its own at the end."""
-    last = re.compile(r"checkpoint-(\d+)$")
-    saved = {
-        int(match[1]): path
-        for path in run.glob("checkpoint-*/trainer_state.json")
-        if (match := last.match(path.parent.name))
-    }
-    newest = saved[max(saved)] if saved else None
+    states = (folder / "trainer_state.json" for folder in reversed(checkpoints(run)))
+    newest = next(filter(Path.exists, states), None)
     own = run / "trainer_state.json"
     if not own.is_file():
         return newest

@@ -280,9 +280,8 @@ class UpdateTrainer(SealedTrainer):
             should_log = self.control.should_log
             self.between_updates()
             self.control.should_log |= should_log  # a log of completions takes it back
-            ending = (
-                self.control.should_training_stop or self.state.global_step >= self.state.max_steps
-            )
+            finished = self.state.global_step >= self.state.max_steps
+            ending = self.control.should_training_stop or finished
             self.control.should_log |= ending  # what was measured since the last log is not lost
             report(self._tr_loss)
             if not ending:

@@ -86,10 +86,7 @@ EVALUATION = (
             healthy=f"as `turns/{of}`",
             otherwise=f"as `turns/{of}`",
         )
-        for name, of, what in (
-            ("return", "return", "reward"),
-            ("turns", "per_episode", "turns"),
-        )
+        for name, of, what in (("return", "return", "reward"), ("turns", "per_episode", "turns"))
     ),
 )
 
@@ -539,26 +536,19 @@ TABLES = {  # of the page on metrics, and what is in none of them
             healthy="below 0.1",
             otherwise="higher: overconfident, stop earlier; PPO overreacts to small differences",
         ),
-        Metric(
-            "eval_min_reward",
-            unit="reward per response",
-            formula="smallest of all $c$ and $d$",
-            healthy="a few below the mean",
-            otherwise="far below: set `score_clip` in PPO",
-        ),
-        Metric(
-            "eval_mean_reward",
-            unit="reward per response",
-            formula="mean of all $c$ and $d$",
-            healthy="near 0",
-            otherwise="far from 0: `center_rewards`, or `normalize_scores` in PPO",
-        ),
-        Metric(
-            "eval_max_reward",
-            unit="reward per response",
-            formula="largest of all $c$ and $d$",
-            healthy="a few above the mean",
-            otherwise="far above: set `score_clip` in PPO",
+        *(
+            Metric(
+                f"eval_{name}_reward",
+                unit="reward per response",
+                formula=f"{of} of all $c$ and $d$",
+                healthy=usual,
+                otherwise=f"far {otherwise} in PPO",
+            )
+            for name, of, usual, otherwise in (
+                ("min", "smallest", "a few below the mean", "below: set `score_clip`"),
+                ("mean", "mean", "near 0", "from 0: `center_rewards`, or `normalize_scores`"),
+                ("max", "largest", "a few above the mean", "above: set `score_clip`"),
+            )
         ),
     ),
     "other": (

@@ -246,9 +246,8 @@ def load_whole(kind: Any, name: str, **kwargs: Any) -> tuple[PreTrainedModel, bo
     (part,) = (part for part, layer in base.named_modules() if layer is embedding)
     with explain_load_errors(name, "adapter"):
         saved = {key: weight.shape for key, weight in peft.load_peft_weights(name, "cpu").items()}
-        rows = [
-            x[0] for key, x in saved.items() if re.search(rf"\b{part}(\.base_layer)?\.weight$", key)
-        ]
+        of_part = re.compile(rf"\b{part}(\.base_layer)?\.weight$")
+        rows = [shape[0] for key, shape in saved.items() if of_part.search(key)]
         grow_embedding(base, max(rows, default=0))  # they may have grown for a pad token
         model = peft.PeftModel.from_pretrained(base, name, config=config)
     check_placed(name, (key.removeprefix("base_model.model.") for key in saved), unwrap(model))

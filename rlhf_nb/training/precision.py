@@ -61,10 +61,8 @@ def check_learns(model: Any, name: str = "model", prefix: str = "") -> None:
 
 def half_trained(model: nn.Module) -> list[str]:
     "The 16-bit types of weights that learn."
-    return sorted(
-        {dtype_name(p.dtype) for p in model.parameters() if p.requires_grad}
-        & {*map(dtype_name, HALF)}
-    )
+    kinds = {p.dtype for p in model.parameters() if p.requires_grad and p.dtype in HALF}
+    return sorted(map(dtype_name, kinds))
 
 
 def warn_of_half(model: nn.Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -252,9 +252,7 @@ def check_prompts(
     texts, rows = read_prompts(columns, tokenizer)
     check([len(ids) for ids in rows])
     if "prompt" in columns and "input_ids" in columns:
-        text_columns = {
-            name: x for name, x in columns.items() if not name.endswith(("ids", "mask"))
-        }
+        text_columns = {k: x for k, x in columns.items() if not k.endswith(("ids", "mask"))}
         of_text = read_prompts(text_columns, tokenizer)[1]
         bare = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
         for i, (ours, ids) in enumerate(zip(rows, of_text)):
@@ -284,24 +282,6 @@ def check_taken(data: Dataset, functions: Mapping[str, Callable], complete: bool
             ) from error
 
 
-def check_lengths(
-    lengths: list[int],
-    models: Iterable[tuple[str, Any]],  # that read the prompts, by name
-    answer: int = 0,  # tokens of a response
-) -> None:
-    "Raises ValueError on an empty prompt, and one that leaves a model no positions to answer."
-    if not min(lengths):
-        raise ValueError(f"prompt {lengths.index(0)} is empty: drop it with dataset.filter.")
-    for name, model in models:
-        positions = getattr(unwrap(model).config.get_text_config(), "max_position_embeddings", None)
-        if positions and max(lengths) + answer > positions:
-            raise ValueError(
-                f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens; with "
-                f"response_length {answer} that is more than the {positions} positions of "
-                f"the {name}: shorten the prompts or response_length."
-            )
-
-
 @dataclass(frozen=True)
 class PromptReader:
     "Loads the prompts of a run, and checks them against its models and its reward functions."
@@ -312,8 +292,18 @@ class PromptReader:
     functions: Mapping[str, Callable]  # that get the other columns, by name
 
     def check_lengths(self, lengths: list[int]) -> None:
-        "As the function of that name."
-        check_lengths(lengths, self.models, self.answer)
+        "Raises ValueError on an empty prompt, and one that leaves a model no positions to answer."
+        if not min(lengths):
+            raise ValueError(f"prompt {lengths.index(0)} is empty: drop it with dataset.filter.")
+        for name, model in self.models:
+            config = unwrap(model).config.get_text_config()
+            positions = getattr(config, "max_position_embeddings", None)
+            if positions and max(lengths) + self.answer > positions:
+                raise ValueError(
+                    f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens; with "
+                    f"response_length {self.answer} that is more than the {positions} positions of "
+                    f"the {name}: shorten the prompts or response_length."
+                )
 
     def load(self, data: Any, name: str) -> Any:
         "As of `as_data`. Raises ValueError that names the argument and what is wrong in it."

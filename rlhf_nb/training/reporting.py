@@ -139,9 +139,8 @@ def ppo_card(trainer: Any, name: str) -> str:
         if rows is not None:
             data[split] = f"{len(rows)} prompts, columns {', '.join(rows.column_names)}"
     if trainer.train_dataset is not None:
-        data["sha256 of the training rows"] = (
-            fingerprint_data(trainer.train_dataset) or "- - streamed"
-        ).split()[2]
+        found = fingerprint_data(trainer.train_dataset) or "- - streamed"
+        data["sha256 of the training rows"] = found.split()[2]
     data["seed"] = f"{args.seed} (order of the data: {args.data_seed or args.seed})"
     shown = "objective/ policy/ val/ tokens/response eval_ sample_ episode steering/".split()
     results = {

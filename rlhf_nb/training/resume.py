@@ -116,15 +116,13 @@ def fingerprint_model(name: str, model: Any) -> dict[str, str]:
 
 def fingerprint_code(code: types.CodeType) -> str:
     "What a function does, without its line numbers."
-    constants = [
-        fingerprint_code(x)
-        if isinstance(x, types.CodeType)
-        else sorted(repr(x))
-        if isinstance(x, frozenset)
-        else x
-        for x in code.co_consts
-    ]
-    return repr((code.co_code, code.co_names, constants))
+
+    def constant(x: Any) -> Any:
+        if isinstance(x, types.CodeType):
+            return fingerprint_code(x)
+        return sorted(repr(x)) if isinstance(x, frozenset) else x
+
+    return repr((code.co_code, code.co_names, [*map(constant, code.co_consts)]))
 
 
 def is_own(x: types.FunctionType | type | types.ModuleType) -> bool:
@@ -162,9 +160,7 @@ class Content:
     def parts(self, x: Any) -> Any:
         match x:
             case types.FunctionType():
-                cells = [
-                    cell.cell_contents for cell in x.__closure__ or () if cell != types.CellType()
-                ]
+                cells = [c.cell_contents for c in x.__closure__ or () if c != types.CellType()]
                 held = map(self, (x.__defaults__, x.__kwdefaults__, cells))
                 return x.__qualname__, *held, *(self.source(x) if is_own(x) else ())
             case type():
@@ -193,11 +189,8 @@ class Content:
         if inner := getattr(x, "__wrapped__", getattr(x, "fget", None)):  # cached, static, property
             return self(inner)
         if is_own(type(x)):
-            slots = {
-                k: getattr(x, k, None)
-                for c in type(x).__mro__
-                for k in vars(c).get("__slots__", ())
-            }
+            names = (k for c in type(x).__mro__ for k in vars(c).get("__slots__", ()))
+            slots = {k: getattr(x, k, None) for k in names}
             return self((type(x), getattr(x, "__dict__", None), slots))
         with suppress(TypeError, AttributeError, pickle.PicklingError):
             if not hasattr(x, "__dict__"):
@@ -210,9 +203,8 @@ class Content:
         names = {name for code in codes_in(f.__code__) for name in code.co_names}
         read = {k: f.__globals__[k] for k in sorted(names & f.__globals__.keys())}
         for k, m in [*read.items()]:
-            if isinstance(m, types.ModuleType) and is_own(
-                m
-            ):  # of the user's modules, what it names
+            # of the user's modules, what it names
+            if isinstance(m, types.ModuleType) and is_own(m):
                 read |= {f"{k}.{n}": vars(m)[n] for n in sorted(names & vars(m).keys())}
         return fingerprint_code(f.__code__), self(read)
 
@@ -237,9 +229,8 @@ def to_manifest(x: Any) -> Any:
 
 def naming_settings(args: TrainingArguments) -> dict[str, Any]:
     "The settings that name a run."
-    return {
-        name: to_manifest(getattr(args, name)) for name in settings_that_say(type(args), "names")
-    }
+    names = settings_that_say(type(args), "names")
+    return {name: to_manifest(getattr(args, name)) for name in names}
 
 
 def free_settings(args: TrainingArguments) -> dict[str, Any]:
@@ -354,10 +345,10 @@ def identify_ppo(trainer: Any) -> dict[str, Any]:
     names["judges"] = ", ".join(f"{name} x {weight:g}" for name, weight in judges.weights.items())
     for name, judge in judges.judges.items():
         known = f"reward_{name}"
-        is_model = isinstance(judge, nn.Module)
-        names |= (
-            fingerprint_model(known, judge) if is_model else {known: fingerprint_function(judge)}
-        )
+        if isinstance(judge, nn.Module):
+            names |= fingerprint_model(known, judge)
+        else:
+            names[known] = fingerprint_function(judge)
     given = () if trainer.player is None else (trainer.player.factory, *trainer.player.tools)
     names |= {f"environment_{rewarder_name(x)}": fingerprint_function(x) for x in given}
     if judges.ensemble is not None:

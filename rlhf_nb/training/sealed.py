@@ -457,9 +457,8 @@ class SealedTrainer(Trainer):
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        pending = dict(
-            tr_loss=self._tr_loss.cpu(), last_logged=self._globalstep_last_logged, **self.pending()
-        )
+        pending = {**self.pending(), "tr_loss": self._tr_loss.cpu()}
+        pending["last_logged"] = self._globalstep_last_logged
         epoch = self.state.epoch or 0.0
         if self.order is not None and epoch != int(epoch):
             pending["order"] = torch.tensor(self.order.drawn)

@@ -77,10 +77,8 @@ class SupervisedConfig(CheckedArguments):
         "What `from_pretrained` gets."
         given = self.model_init_kwargs or {}
         given = json.loads(given) if isinstance(given, str) else given
-        options = dict(trust_remote_code=self.trust_remote_code, **given)
-        return options | (
-            dict(quantization_config=quantization_config) if quantization_config else {}
-        )
+        more = dict(quantization_config=quantization_config) if quantization_config else {}
+        return dict(trust_remote_code=self.trust_remote_code, **given) | more
 
 
 C = TypeVar("C", bound=SupervisedConfig)
@@ -187,9 +185,7 @@ def map_sets(data: Any, encode: Callable[[Any], Any], name: str, several: bool =
     if data is None or (isinstance(data, str) and several):  # a name: one encoded before
         return data
     if isinstance(data, dict) and several:
-        return {
-            key: map_sets(part, encode, f"{name}[{key!r}]", False) for key, part in data.items()
-        }
+        return {k: map_sets(x, encode, f"{name}[{k!r}]", False) for k, x in data.items()}
     if isinstance(data, dict):
         split, first = next(iter(data.items()), ("train", None))
         columns = isinstance(first, (list, tuple))

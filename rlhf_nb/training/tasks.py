@@ -52,11 +52,9 @@ def task_rows(
     told = json.dumps(dict(name=name, seed=seed, size=size + test, **settings))
     rows = []
     for place, entry in zip(range(size + test), load_task(told)):
-        question = entry["question"]
+        question, answer = entry["question"], str(entry["answer"])
         prompt: Any = [dict(role="user", content=question)] if chat else f"{question}\n"
-        rows.append(
-            dict(prompt=prompt, reference=str(entry["answer"]), task=told, task_place=place)
-        )
+        rows.append(dict(prompt=prompt, reference=answer, task=told, task_place=place))
     parts = dict(train=rows[:size], test=rows[size:])
     return DatasetDict({split: Dataset.from_list(part) for split, part in parts.items() if part})
 
