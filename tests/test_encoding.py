@@ -750,7 +750,6 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
         ppo(scorer(other), data=data, parts=parts)
 
 
-
 # ---- What is said is read: templates in the manner of published ones ----
 
 CALL = "{% for c in m.tool_calls or [] %}{% set f = c.function or c %}"

@@ -262,8 +262,8 @@ class MemoryPlan:
             )
         steps = self.gradient_accumulation_steps
         # of a forward pass without gradient; backward passes of an optimizer step
-        rows = self.per_device_train_batch_size * steps
-        self.rows = min(self.local_rollout_forward_batch_size, rows)
+        batch = self.per_device_train_batch_size * steps
+        self.rows = min(self.local_rollout_forward_batch_size, batch)
         self.micro_batches = max(1, steps // self.num_mini_batches)
         # DeepSpeed and FSDP2 compute with bf16 weights, DDP by autocast
         mixed = self.dtype == "float32" and self.layout in ("alone", "ddp")
