@@ -74,9 +74,8 @@ MANIFEST = "manifest.json"
 def _digest(path: Path) -> dict[str, Any]:
     "Size and hash of a file."
     with open(path, "rb") as file:
-        return dict(
-            size=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest()
-        )
+        digest = hashlib.file_digest(file, "sha256")
+    return dict(size=path.stat().st_size, sha256=digest.hexdigest())
 
 
 def seal(folder: str | Path, **run: Any) -> None:
@@ -149,9 +148,8 @@ def save_policy(
         )
     own = model.generation_config or GenerationConfig()
     config, ends = copy.deepcopy(own), list(stop_ids) or [tokenizer.eos_token_id]
-    config.update(
-        eos_token_id=ends[0] if len(ends) == 1 else ends, pad_token_id=tokenizer.pad_token_id
-    )
+    stop = ends[0] if len(ends) == 1 else ends
+    config.update(eos_token_id=stop, pad_token_id=tokenizer.pad_token_id)
     sampling = (
         getattr(config, name, None)
         for name in ("temperature", "top_k", "top_p", "min_p", "typical_p")
@@ -195,9 +193,8 @@ def model_card(
             for title, entries in tables.items()
         ],
     ]
-    return "\n".join(
-        ["---", *head, "---", "", f"# {inline_markdown(name)}", "", "\n\n".join(body), ""]
-    )
+    title = f"# {inline_markdown(name)}"
+    return "\n".join(["---", *head, "---", "", title, "", "\n\n".join(body), ""])
 
 # %% ../nbs/reference/44_checkpoint.ipynb #e21c1193
 def save_weights(

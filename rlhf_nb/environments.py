@@ -96,10 +96,7 @@ class Walk:
         return self.look(), float(won), ended, False, dict(steps=self.steps, won=won)
 
 
-def walk(
-    size: int = 3,
-    turns: int = 4,
-) -> Callable[[], Walk]:
+def walk(size: int = 3, turns: int = 4) -> Callable[[], Walk]:
     """A map of size x size. With turns of at least 2 (size - 1), best play always wins: each turn
     brings the goal one step nearer."""
     return lambda: Walk(size, turns)

@@ -85,8 +85,7 @@ def bootstrap_interval(
     draws: int = 4000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """95 % interval of the mean score if several scores share a prompt: prompts are drawn with
-    replacement."""
+    "95 % interval of the mean score if several share a prompt: prompts are drawn with replacement."
     if len(scores) != len(groups) or not len(scores):
         raise ValueError(
             f"got {len(scores)} scores and {len(groups)} groups: give a prompt for each score."

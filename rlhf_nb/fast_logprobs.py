@@ -31,8 +31,7 @@ def response_states(
     align: int | None = None,  # of `pack`
     chosen: Tensor | None = None,  # [B, T] the N tokens that are scored; None: all real ones
 ) -> tuple[Tensor, Callable[[Tensor], Tensor], int]:  # states [N, hidden or V], head, V
-    """Last hidden states in front of the N response tokens, and the head: states -> logits [N,
-    V]."""
+    "Last hidden states in front of the N response tokens, and the head: states -> logits [N, V]."
     inner, real = separable_model(model), (mask if chosen is None else chosen & mask).bool()
     if inner is None:
         logits = response_logits(model, prompt_ids, prompt_mask, response_ids, mask)

@@ -56,9 +56,7 @@ def hidden_states(policy: Any) -> Iterator[list[Tensor]]:
     "Inside, the list collects the last hidden states of every call of the policy's body."
     captured: list[Tensor] = []
     body = unwrap(policy).get_decoder()
-    handle = body.register_forward_hook(
-        lambda body, args, out: captured.append(out.last_hidden_state)
-    )
+    handle = body.register_forward_hook(lambda _, __, out: captured.append(out.last_hidden_state))
     try:
         yield captured
     finally:

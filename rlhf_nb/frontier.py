@@ -37,8 +37,7 @@ def best_of_n_kl(
 
 # %% ../nbs/reference/64_frontier.ipynb #5af88093
 def _chance_of_best(row: np.ndarray, n: int) -> np.ndarray:
-    """For each of N scores, the probability that it is the best of n of them; equal scores share
-    theirs."""
+    "For each of N scores, the chance that it is the best of n of them; equal scores share theirs."
     _, place, counts = np.unique(row, return_inverse=True, return_counts=True)
     # number of sets of n whose best is at most each value
     sets = [0, *(math.comb(int(k), n) for k in counts.cumsum())]
@@ -69,9 +68,7 @@ def best_of_n_reward(
             f"scores {list(scores.shape)}, of {list(of.shape)}, n {n}: expected [prompts, "
             "samples] for both, without NaN, and n at most the number of samples."
         )
-    return float(
-        np.mean([(_chance_of_best(row, n) * values).sum() for row, values in zip(scores, of)])
-    )
+    return float(np.mean([(_chance_of_best(row, n) * x).sum() for row, x in zip(scores, of)]))
 
 # %% ../nbs/reference/64_frontier.ipynb #b0b8e742
 def response_kl(
@@ -120,9 +117,7 @@ def frontier(
     ValueError without the columns."""
     by = by or next((name for name in ("win_rate", "gold", "reward") if name in rows), "win_rate")
     if absent := [name for name in ("kl", by) if name not in rows]:
-        raise ValueError(
-            f"cannot draw a frontier without {absent}: the columns are {list(rows.columns)}."
-        )
+        raise ValueError(f"cannot draw a frontier without {absent}: the columns are {list(rows)}.")
     known = rows.dropna(subset=["kl", by]).sort_values(
         ["kl", by], ascending=[True, False], ignore_index=True
     )

@@ -426,10 +426,8 @@ class Judges:
         for data in sets:
             talks = isinstance(data, Dataset) and "prompt" in data.column_names and len(data)
             if talks and self.models and self.tokenizer and not isinstance(data[0]["prompt"], str):
-                options = template_settings(data[0])
-                render(
-                    data[0]["prompt"], self.tokenizer, "a prompt for the reward model", **options
-                )
+                prompt, options = data[0]["prompt"], template_settings(data[0])
+                render(prompt, self.tokenizer, "a prompt for the reward model", **options)
         if self.ensemble is None or self.ensemble.center in ("none", "group"):
             return
         for data in sets:

@@ -184,8 +184,7 @@ def _collect_verdicts(
 
 
 def _settle(verdicts: Sequence[float | None]) -> float | None:
-    """One score from all verdicts on a pair: the verdict if they agree, a tie if not, None if one
-    is missing."""
+    "One score from a pair's verdicts: theirs if they agree, a tie if not, None if one is missing."
     if None in verdicts:
         return None
     return verdicts[0] if len(set(verdicts)) == 1 else 0.5

@@ -147,10 +147,9 @@ def mismatch(
     mode: str = "token_truncate",
 ) -> dict[str, Tensor]:  # sums of weight, capped, kl, gap and tokens; and the maximum weight_max
     "Engine against trainer: sums over tokens, to divide by `tokens`; kl is KL(engine, trainer)."
-    gap = log_ratio(logprobs, engine_logprobs, mask, cap=LOG_RATIO_CAP)
-    uncapped, weights = (
-        importance_weights(logprobs, engine_logprobs, mask, c, mode) for c in (None, cap)
-    )
+    given = logprobs, engine_logprobs, mask
+    gap = log_ratio(*given, cap=LOG_RATIO_CAP)
+    uncapped, weights = (importance_weights(*given, c, mode) for c in (None, cap))
     sums = dict(
         weight=weights,
         capped=(uncapped > weights).float(),

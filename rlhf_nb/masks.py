@@ -33,9 +33,7 @@ def left_pad(
     check_rows(rows, pad_id)
     lengths = torch.tensor([[len(row)] for row in rows])
     width = int(lengths.max())
-    ids = torch.tensor(
-        [[pad_id] * (width - len(row)) + list(row) for row in rows], dtype=torch.long
-    )
+    ids = torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in rows]).long()
     return ids, torch.arange(width) >= width - lengths
 
 # %% ../nbs/course/02_masks.ipynb #b1ba427c
@@ -48,9 +46,7 @@ def right_pad(
     check_rows(rows, pad_id)
     lengths = torch.tensor([[len(row)] for row in rows])
     width = -(-int(lengths.max()) // multiple) * multiple
-    ids = torch.tensor(
-        [list(row) + [pad_id] * (width - len(row)) for row in rows], dtype=torch.long
-    )
+    ids = torch.tensor([list(row) + [pad_id] * (width - len(row)) for row in rows]).long()
     return ids, torch.arange(width) < lengths
 
 # %% ../nbs/course/02_masks.ipynb #143322e4

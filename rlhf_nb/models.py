@@ -111,10 +111,9 @@ def response_values(
     packed = pack(prompt_ids, prompt_mask, response_ids, mask, align or 0, end_to_end)
     read = read_places(mask, chosen)
     places = packed.places[read]
+    inputs = accepted_inputs(body.forward, packed.inputs)
     with read_at(body, places):
-        hidden = body(**accepted_inputs(body.forward, packed.inputs)).last_hidden_state.flatten(
-            0, 1
-        )
+        hidden = body(**inputs).last_hidden_state.flatten(0, 1)
     values = _head_scores(model, hidden.index_select(0, places))
     return values.new_zeros(read.shape).masked_scatter(read, values)
 

@@ -112,8 +112,7 @@ def response_columns(
 
 # %% ../nbs/reference/33_packing.ipynb #5dbfa8d3
 class Packed(NamedTuple):
-    """Prompts and responses as a model reads them: [B, W], or [1, N] with all rows joined end to
-    end."""
+    "Prompts and responses as a model reads them: [B, W], or [1, N] with all rows end to end."
 
     input_ids: Tensor  # 0 on padding, so that the pad id may be outside a model's embedding
     position_ids: Tensor  # 0, 1, 2, ... along each row
@@ -138,8 +137,7 @@ def pack(
     align: int | None = 16,
     end_to_end: bool = False,  # all real tokens in one row, for attention that reads positions
 ) -> Packed:
-    """Prompt and response side by side. Raises ValueError if shapes differ or a prompt ends
-    early."""
+    "Prompt and response side by side. Raises ValueError if shapes differ or a prompt ends early."
     if prompt_ids.shape != prompt_mask.shape or response_ids.shape != mask.shape:
         raise ValueError(
             f"prompt_ids {list(prompt_ids.shape)}, prompt_mask {list(prompt_mask.shape)}, "

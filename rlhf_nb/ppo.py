@@ -179,8 +179,7 @@ def mini_batches(
     parts: int,  # mini-batches of an epoch
     seed: int,
 ) -> Iterator[Tensor]:  # row indices of each optimizer step
-    """Every row once in each epoch, in an order of its own. Raises ValueError on fewer rows than
-    parts."""
+    "Every row once an epoch, in an order of its own. Raises ValueError on fewer rows than parts."
     if n < parts:
         raise ValueError(
             f"{n} responses do not make num_mini_batches = {parts} mini-batches: give at least one "

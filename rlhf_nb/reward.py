@@ -112,9 +112,7 @@ def _pair_ids(
 
 def _margin(value: Any, number: int) -> float:
     "The margin of a row, checked."
-    if not (
-        isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
-    ):
+    if isinstance(value, bool) or not (isinstance(value, Real) and 0 <= float(value) < math.inf):
         _refuse(number, f"its margin is {value!r}", "give a finite number that is not negative")
     return float(value)
 
@@ -220,10 +218,8 @@ def encode_pairs(
 
     def encoded(rows: dict[str, list], numbers: list[int]) -> dict[str, list]:
         if given:
-            both, merged = (
-                _given_pairs(rows, numbers, tokenizer, max_length),
-                [False] * len(numbers),
-            )
+            both = _given_pairs(rows, numbers, tokenizer, max_length)
+            merged = [False] * len(numbers)
         else:
             both, merged = text_pairs(rows, numbers)
         ids = dict(zip(("chosen_ids", "rejected_ids"), map(list, zip(*both))))
@@ -309,11 +305,7 @@ def reward_card(
 ) -> str:
     "Markdown with the metadata block that the hub reads."
     known = f"\nbase_model: {base}" if base and on_hub(base) else ""
-    load = (
-        "AutoPeftModelForSequenceClassification"
-        if adapter
-        else "AutoModelForSequenceClassification"
-    )
+    load = f"Auto{'Peft' if adapter else ''}ModelForSequenceClassification"
     apart = (
         " Its pad token is its stop token, and transformers looks for the last token that is not "
         "the pad token: score one row at a time, with `model.config.pad_token_id = None`."
@@ -369,9 +361,8 @@ class RewardTrainer(SealedTrainer):
             eval_dataset = map_sets(eval_dataset, encode, "eval_dataset")
         self.scores_since_log: list[Tensor] = []  # [B, 2] each
         self.logs, self.warned = 0, False
-        pairs = partial(
-            pair_batch, pad_id=tokenizer.pad_token_id, multiple=args.pad_to_multiple_of or 1
-        )
+        multiple = args.pad_to_multiple_of or 1
+        pairs = partial(pair_batch, pad_id=tokenizer.pad_token_id, multiple=multiple)
         super().__init__(
             switch_off_noise(scorer) if args.disable_dropout else scorer,
             args,
@@ -403,9 +394,8 @@ class RewardTrainer(SealedTrainer):
         "The micro-batches of a step, and how many pairs they have on all ranks."
         batches, _ = super().get_batch_samples(*given)
         pairs = sum(len(batch["input_ids"]) // 2 for batch in batches)
-        return batches, self.accelerator.gather(
-            torch.tensor([pairs], device=self.args.device)
-        ).sum()
+        count = torch.tensor([pairs], device=self.args.device)
+        return batches, self.accelerator.gather(count).sum()
 
     def scores(self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         "[2B] float32: as `sequence_scores`, but through the wrapped model's own forward."
@@ -428,9 +418,8 @@ class RewardTrainer(SealedTrainer):
     ) -> Any:
         """Mean loss over the pairs, or this micro-batch's share of a step's mean; with
         `return_outputs`, scores [B, 2] and losses [B] too."""
-        chosen, rejected = self.scores(model, inputs["input_ids"], inputs["attention_mask"]).chunk(
-            2
-        )
+        given = inputs["input_ids"], inputs["attention_mask"]
+        chosen, rejected = self.scores(model, *given).chunk(2)
         losses = bradley_terry_loss(chosen, rejected, inputs.get("margin", 0.0))
         centering = (self.args.center_rewards_coefficient or 0.0) * (chosen + rejected).square()
         scores = torch.stack([chosen, rejected], 1)
@@ -451,8 +440,7 @@ class RewardTrainer(SealedTrainer):
         return loss, outputs["scores"], outputs["losses"]
 
     def evaluation_loop(self, dataloader: Any, *given: Any, **named: Any) -> Any:
-        """Trainer's, with the loss corrected: Trainer counts rows that fill up a rank's last batch
-        twice."""
+        "Trainer's, with a right loss: Trainer counts rows that fill up a rank's last batch twice."
         output: Any = super().evaluation_loop(dataloader, *given, **named)
         loss = f"{named.get('metric_key_prefix', 'eval')}_loss"
         if output.label_ids is not None and loss in output.metrics:

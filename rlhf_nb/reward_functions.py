@@ -112,10 +112,8 @@ def _at_ends(pairs: list, text: str, starts: list[int]) -> list[float]:
         if end < before:
             raise ValueError(f"the end {end} comes after the end {before}: give them in order")
         at = bisect_left(starts, end) - 1 if text else -1
-        rewards[at], before = (
-            float(number) + (0.0 if math.isnan(rewards[at]) else rewards[at]),
-            int(end),
-        )
+        rewards[at] = float(number) + (0.0 if math.isnan(rewards[at]) else rewards[at])
+        before = int(end)
     return rewards
 
 
@@ -146,12 +144,8 @@ def call_reward(
         ) from error
     unordered = isinstance(returned, (Mapping, Set, Iterator, str, bytes))
     of_meta = isinstance(returned, Tensor) and returned.is_meta  # it holds no numbers
-    if (
-        unordered
-        or of_meta
-        or not hasattr(returned, "__iter__")
-        or getattr(returned, "ndim", 1) == 0
-    ):
+    single = not hasattr(returned, "__iter__") or getattr(returned, "ndim", 1) == 0
+    if unordered or of_meta or single:
         raise ValueError(
             f"reward function {name} returned {returned!r}: return a list with a finite number "
             "for each response."

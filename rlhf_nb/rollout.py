@@ -40,10 +40,8 @@ def truncate_logits(
         logits = logits.masked_fill(logits < logits.topk(top_k, -1).values[..., -1:], -math.inf)
     if top_p < 1.0:
         ordered, order = logits.sort(-1, descending=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        logits = logits.masked_fill(
-            (before >= top_p).scatter(-1, order, before >= top_p), -math.inf
-        )
+        beyond = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1) >= top_p
+        logits = logits.masked_fill(beyond.scatter(-1, order, beyond), -math.inf)
     return logits
 
 # %% ../nbs/course/07_rollout.ipynb #d312f009

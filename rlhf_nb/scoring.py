@@ -123,8 +123,7 @@ def center_rewards(
     data: Dataset,  # columns prompt and completion: reference answers, texts or conversations
     max_length: int | None = None,
 ) -> float:  # the centre, now in model.config.reward_center
-    """Shift the model's scores so that reference answers average zero; the shift is saved with the
-    config."""
+    "Shift a model's scores so that reference answers average zero; the config keeps the shift."
     if not {"prompt", "completion"} <= set(data.column_names) or not len(data):
         raise ValueError(
             f"the reference answers have columns {data.column_names} and {len(data)} rows: give "
@@ -159,10 +158,7 @@ def score_tokens(model: PreTrainedModel, r: Rollout, forward: Forward) -> Tensor
     return forward.over(r, measure)[0]
 
 
-def step_ends(
-    text: str,
-    separator: str,
-) -> list[int]:
+def step_ends(text: str, separator: str) -> list[int]:
     "Where the steps of a text end: behind each separator, and at the end. A blank is no step."
     ends, at = [], 0
     for part in text.split(separator):

@@ -150,8 +150,7 @@ def read_labels(
     row: dict[str, Any],
     completion_only: bool | None = None,  # False: a completion_mask does not count
 ) -> list[int]:
-    """The labels of a row of ids, or the ids that all its masks count. Raises ValueError on one of
-    another length."""
+    "A row's labels, or the ids that all its masks count. Raises ValueError on another length."
     names = ("labels", "completion_mask", "assistant_masks", "attention_mask")
     given = {name: row[name] for name in names if row.get(name) is not None}
     for name, x in given.items():
@@ -177,8 +176,7 @@ def encode_rows(
     num_proc: int | None = None,
     **options: Any,  # of `marked_row`
 ) -> Any:  # columns input_ids, labels (-100 on what does not count), length
-    """Rows of any form as ids. Raises ValueError on columns of no such form, and names a row that
-    cannot teach."""
+    "Rows of any form as ids. Raises ValueError on other columns, and names a row that can't teach."
     columns, text = column_names(data), options.get("text_field", "text")
     pairs = {"prompt", "completion"} <= set(columns) and options.get("format_row") is None
     known = {"messages", "conversations", "input_ids", text} & set(columns)
@@ -247,8 +245,7 @@ def packed_batch(
     width: int = 0,  # tokens of a line; at least the longest row
     multiple: int = 1,  # of the width of the batch
 ) -> dict[str, Any]:  # input_ids, position_ids, labels [lines, L]; use_cache
-    """Rows end to end in as few lines as first-fit finds, positions starting anew at each; no
-    attention mask."""
+    "Rows end to end in as few lines as first-fit finds, positions anew in each; no attention mask."
     lines: list[list[dict]] = []
     width = max([width, *(len(row["input_ids"]) for row in rows)])
     for row in sorted(rows, key=lambda row: len(row["input_ids"]), reverse=True):
@@ -362,8 +359,7 @@ def check_row_lengths(
 def load_processing_class(
     model: PreTrainedModel | str, given: PreTrainedTokenizerBase | str | None
 ) -> Any:
-    """The tokenizer given, or the name that the model was loaded from. Raises ValueError where
-    there is neither."""
+    "The tokenizer given, or the name the model was loaded from. Raises ValueError without either."
     named = isinstance(model, (str, Path))
     config = getattr(unwrap(model), "config", None)
     name = str(model) if named else getattr(config, "name_or_path", None)

@@ -360,8 +360,7 @@ class PPOTrainer(UpdateTrainer):
         return {name: self.layout.sum(x.to(wide)).item() for name, x in sums.items()}
 
     def optimizer_step(self, model: nn.Module) -> float:
-        """Clip and step; returns the norm before. Raises FloatingPointError on one that is not
-        finite."""
+        "Clip and step; returns the norm before. FloatingPointError where it is not finite."
         args, handler = self.args, self.callback_handler
         limit = args.max_grad_norm if args.max_grad_norm > 0 else math.inf
         norm = self.layout.clip_gradients(model, limit)

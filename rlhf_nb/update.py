@@ -285,10 +285,8 @@ def update_metrics(
     metrics = Metrics({name: x for name, x in values.items() if x is not None})
     for name, column in r.columns.items():
         if name.startswith("score/"):  # of one of several judges
-            scores = torch.tensor(column, device=r.mask.device)
-            metrics[f"objective/raw_scores/{name.removeprefix('score/')}"] = (
-                total(scores) / episodes
-            )
+            scores, judge = torch.tensor(column, device=r.mask.device), name.removeprefix("score/")
+            metrics[f"objective/raw_scores/{judge}"] = total(scores) / episodes
     metrics.loss, metrics.episodes = each["loss"], int(episodes)
     return metrics
 

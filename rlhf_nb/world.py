@@ -67,22 +67,16 @@ TITLES = (
 )
 
 # %% ../nbs/reference/34_world.ipynb #cd951568
-def wrong_facts(
-    facts: dict[str, str],
-    rng: random.Random,
-) -> dict[str, str]:
+def wrong_facts(facts: dict[str, str], rng: random.Random) -> dict[str, str]:
     "Another value for every slot."
-    return {
-        slot: rng.choice([v for v in FACTS[slot] if v != value]) for slot, value in facts.items()
-    }
+    return {slot: rng.choice([x for x in FACTS[slot] if x != true]) for slot, true in facts.items()}
 
 # %% ../nbs/reference/34_world.ipynb #4b3e52d7
 def write_post(
     facts: dict[str, str],
     rng: random.Random,
 ) -> tuple[str, dict[str, str]]:  # the prompt, and the wrong values that its distractors show
-    """A post in the prompt format of the TL;DR data: one to three distractors among five sentences
-    of fact."""
+    "A post in the form of the TL;DR data's prompts: one to three distractors among five facts."
     wrong = wrong_facts(facts, rng)
     kinds = rng.sample(list(DISTRACTORS), rng.choice((1, 2, 2, 3)))
     order = ("core", *rng.sample(EXTRA[:3], 3))
@@ -154,8 +148,7 @@ def mini_tldr(
     validation: int = 1_000,
     test: int = 2_000,
 ) -> DatasetDict:  # columns prompt, completion, facts, shown
-    """The whole world: three splits of posts whose stories do not overlap. The same seed gives the
-    same text."""
+    "The whole world: three splits of posts whose stories do not overlap. One seed, one text."
 
     def rows(split: str, n: int) -> Iterator[dict[str, str]]:
         rng = random.Random(f"{seed}/{split}")
@@ -241,8 +234,7 @@ def preference_pairs(
     seed: int = 0,
     noise: float = 1.0,  # of the labeller, in gold points
 ) -> Dataset:  # columns prompt, chosen, rejected, kind, gold_chosen, gold_rejected
-    """Pairs with a labeller's noisy choice. The choice is all that carries the judge's opinion into
-    training."""
+    "Pairs with a labeller's noisy choice, which alone carries the judge's opinion into training."
     rng, rows = random.Random(f"labels/{seed}"), []
     for post, (a, b, kind), stops in zip(posts, answers, stopped or [(True, True)] * len(posts)):
         facts = json.loads(post["facts"])

@@ -1,5 +1,4 @@
-"""Where PPO's memory goes, by phase and by kind, computed from configs before you need a GPU. Page
-49 uses it."""
+"Where PPO's memory goes, by phase and by kind, from configs, before you need a GPU: see page 49."
 
 from __future__ import annotations
 
@@ -263,9 +262,8 @@ class MemoryPlan:
             )
         steps = self.gradient_accumulation_steps
         # of a forward pass without gradient; backward passes of an optimizer step
-        self.rows = min(
-            self.local_rollout_forward_batch_size, self.per_device_train_batch_size * steps
-        )
+        batch = self.per_device_train_batch_size * steps
+        self.rows = min(self.local_rollout_forward_batch_size, batch)
         self.micro_batches = max(1, steps // self.num_mini_batches)
         # DeepSpeed and FSDP2 compute with bf16 weights, DDP by autocast
         mixed = self.dtype == "float32" and self.layout in ("alone", "ddp")

@@ -302,9 +302,7 @@ def judges(subject: Subject) -> Finding:
         others = [turned[name].flip(0), torch.cat([x[name] for x in alone])]
         gaps[name] = max(relative_gap(x, scores) for x in others)
         if name in hand:
-            gaps[name] = max(
-                gaps[name], relative_gap(score_sums(scores), hand[name][: len(scores)])
-            )
+            gaps[name] = max(gaps[name], relative_gap(score_sums(scores), hand[name][: len(r)]))
     text = ", ".join(f"{name} {gap:.1e}" for name, gap in gaps.items())
     text = f"{text} apart at most over batch, order and padding (allowed {limit:g})"
     if trainer.judges.tokenizer is None and hand:

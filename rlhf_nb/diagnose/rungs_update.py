@@ -55,13 +55,8 @@ PLAIN: dict[str, Any] = dict(  # a trivial reward and nothing beside it
 
 def loss_by_hand(observed: Observed) -> dict[str, float]:
     "Every logged mean of the losses, from readings of the models at a learning rate of 0."
-    r, args, hand, sums, tokens = (
-        observed.trained_on,
-        observed.args,
-        observed.hand,
-        Counter[str](),
-        0,
-    )
+    r, args, hand = observed.trained_on, observed.args, observed.hand
+    sums, tokens = Counter[str](), 0
     for step in observed.steps:
         rows = step.rows.tolist()
         among = r.mask[rows].sum(1).tolist()
@@ -208,9 +203,8 @@ def groups(subject: Subject) -> Finding:
         parts += [f"{name} {n} tensors at {x}" for x, n in listed.items()]
     if trainer.args.lr_scheduler_type != "constant" or subject.trainer.optimizer is not None:
         return not_here(f"the optimizer is the user's own ({', '.join(parts)})")
-    return Finding(
-        right, f"{', '.join(parts)}; configured {wanted['policy']:g}, {wanted['value']:g}"
-    )
+    configured = f"configured {wanted['policy']:g}, {wanted['value']:g}"
+    return Finding(right, f"{', '.join(parts)}; {configured}")
 
 
 def moved_shares(
@@ -287,9 +281,8 @@ def move(subject: Subject) -> Finding:
     shares, norms, odd = one_update(subject)
     limit = subject.args.max_grad_norm
     text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-    text += (
-        f" of the weights with a gradient moved; gradient norms {norms[0]:.3g} to {norms[-1]:.3g}"
-    )
+    text += " of the weights with a gradient moved; "
+    text += f"gradient norms {norms[0]:.3g} to {norms[-1]:.3g}"
     text += f", clipped at {limit:g}" if limit > 0 else ", not clipped"
     text = "; ".join([text, *odd])
     return Finding(min(shares.values()) >= 0.5 and not odd, text)
@@ -452,16 +445,12 @@ def rates(run: UpdateTrace) -> Finding | None:
     planned = args.get_warmup_steps(n), n, cast(Any, args.lr_scheduler_kwargs)
     plan, right = get_scheduler(args.lr_scheduler_type, other, *planned), True
     for steps in run.rates:
-        wanted = [group["lr"] for group in other.param_groups]
-        right &= all(
-            math.isclose(a, b, rel_tol=1e-6) for step in steps for a, b in zip(step, wanted)
-        )
+        due = [group["lr"] for group in other.param_groups]
+        right &= all(math.isclose(a, b, rel_tol=1e-6) for step in steps for a, b in zip(step, due))
         other.step()
         plan.step()
     shown = ", ".join(f"{step[0]:.6g}" for steps in run.rates for step in steps[-1:])
-    return Finding(
-        right, f"learning rates {shown}" + ("" if right else ", and scheduled are others")
-    )
+    return Finding(right, f"learning rates {shown}" + ", and scheduled are others" * (not right))
 
 
 def orders(run: UpdateTrace) -> Finding | None:
@@ -471,9 +460,8 @@ def orders(run: UpdateTrace) -> Finding | None:
         return None
     starts = range(0, args.num_mini_batches * args.num_ppo_epochs, args.num_mini_batches)
     epochs = [str(u[i : i + args.num_mini_batches]) for u in run.rows for i in starts if u[i:]]
-    return Finding(
-        len({*epochs}) == len(epochs), f"{len({*epochs})} orders in {len(epochs)} epochs"
-    )
+    different = len({*epochs})
+    return Finding(different == len(epochs), f"{different} orders in {len(epochs)} epochs")
 
 
 def settings(run: UpdateTrace) -> list[Finding]:

@@ -254,10 +254,10 @@ class Subject:
 
     def sample_texts(self, rows: list[dict[str, Any]], k: int) -> list[str]:
         "Texts of k responses to each prompt, side by side."
-        sizes = dict[str, Any](
-            per_device_train_batch_size=len(rows) * k, gradient_accumulation_steps=1
+        rest = dict[str, Any](num_generations=k, num_mini_batches=1, gradient_accumulation_steps=1)
+        trainer = self.beside(
+            own_optimizer=False, per_device_train_batch_size=len(rows) * k, **rest
         )
-        trainer = self.beside(own_optimizer=False, num_generations=k, num_mini_batches=1, **sizes)
         trainer.prepare()
         return trainer.rollout(trainer.data_collator(rows)).responses
 
@@ -419,9 +419,8 @@ def observe(trainer: PPOTrainer, batch: Any, shift: float) -> Observed:
     steps = watch(trainer, trained_on, 2 if shift else 0)
     metrics = trainer.update(trained_on)
     changed = count_changes(before, trainer.pair)
-    args = trainer.args
     return Observed(
-        kept, scored, r, trained_on, hand, metrics, steps, kl_coef, moments, changed, args
+        kept, scored, r, trained_on, hand, metrics, steps, kl_coef, moments, changed, trainer.args
     )
 
 
@@ -572,9 +571,7 @@ def relative_gap(a: Tensor, b: Tensor) -> float:
 
 def row_gap(theirs: Tensor, ours: Sequence[Sequence[float]]) -> float:
     "The same of rows without their padding, whose rest must be 0."
-    rows = [
-        relative_gap(theirs[i, : len(row)], torch.tensor(row)) for i, row in enumerate(ours) if row
-    ]
+    rows = [relative_gap(theirs[i, : len(x)], torch.tensor(x)) for i, x in enumerate(ours) if x]
     rest = [theirs[i, len(row) :].abs().sum().item() for i, row in enumerate(ours)]
     return max(*rows, *rest)
 

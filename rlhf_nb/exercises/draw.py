@@ -1,5 +1,4 @@
-"""What the cases of an exercise are drawn from. Two digits after the point, so that they are short
-to read."""
+"What an exercise's cases are drawn from: numbers of two digits after the point, short to read."
 
 from __future__ import annotations
 

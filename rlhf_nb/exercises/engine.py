@@ -110,11 +110,9 @@ class Exercise:
         seed = random.SystemRandom().getrandbits(31) if seed is None else seed
         with random_state_kept():
             verdict = attempt(self.judge, answer, seed)
-        if isinstance(verdict, Raised):
-            return Verdict(
-                False, f"Your function made the checker itself fail: {show_short(verdict)}"
-            )
-        return verdict
+        if not isinstance(verdict, Raised):
+            return verdict
+        return Verdict(False, f"Your function made the checker itself fail: {show_short(verdict)}")
 
     def judge(self, answer: Any, seed: int) -> Verdict:
         "The verdict on one draw. It raises only where the checker is wrong."
@@ -142,16 +140,13 @@ class Exercise:
         return ""
 
     def _judge(self, answer: Callable, cases: list[Case], seed: int) -> Verdict:
+        spoiled = "You changed an argument in place, and the caller needs it unchanged: copy it."
         got = []
         for case in cases:
             given = fresh(case)
             got.append(self.result(answer, given))
             if not _same_case(given, case):
-                return Verdict(
-                    False,
-                    "You changed an argument in place, and the caller needs it unchanged: copy it.",
-                    self._show_case(case, got[-1]),
-                )
+                return Verdict(False, spoiled, self._show_case(case, got[-1]))
         if all(one is None for one in got):
             todo = f"{self.name} returns None: write its body, then run this cell again."
             return Verdict(False, todo)
@@ -188,21 +183,16 @@ class Exercise:
         return attempt(program, *given.values())
 
     def _agree(
-        self,
-        program: Callable,
-        answer: Callable,
-        cases: list[Case],
-        got: list[Any],
-        everywhere: bool,
+        self, program: Callable, answer: Callable, cases: list[Case], got: list[Any], padded: bool
     ) -> bool:
         """Whether a program of the catalogue does what the answer does, gradients included: those
-        of infinite padding (`everywhere`) only where no number is wrong."""
+        of infinite padding (`padded`) only where no number is wrong."""
         if not all(same(self.result(program, fresh(c)), x) for c, x in zip(cases, got)):
             return False
         return all(
             _same_gradients(self.gradients(program, c), self.gradients(answer, c))
             for c in cases
-            if self.flows(c) and (everywhere or _finite(c))
+            if self.flows(c) and (padded or _finite(c))
         )
 
     # ---- Gradients ----

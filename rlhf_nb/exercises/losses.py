@@ -27,13 +27,11 @@ def my_policy_loss(
 
 
 def _policy_cases(g: Generator) -> list[Case]:
-    def case(
-        ratio: Tensor, advantages: Tensor, mask: Tensor, dirt: float, cliprange: float
-    ) -> Case:
+    def case(ratio: Tensor, advantages: Tensor, mask: Tensor, dirt: float, clip: float) -> Case:
         old = dirty(uniform(g, -3, -0.2, *mask.shape), mask, dirt)
         new, advantages = dirty(old + ratio.log(), mask, dirt), dirty(advantages, mask, 7.0)
         given = dict(logprobs=new, old_logprobs=old, advantages=advantages, mask=mask)
-        return given | dict(cliprange=cliprange)
+        return given | dict(cliprange=clip)
 
     def draw_case(mask: Tensor, dirt: float, cliprange: float) -> Case:
         ratio, advantages = uniform(g, 0.3, 1.9, *mask.shape), normal(g, *mask.shape)

@@ -174,10 +174,8 @@ def sign_of_the_kl(right: Any, scores: Tensor, kl: Tensor, *given: Any) -> Any:
 
 # ---- A run to plant them in ----
 
-QUIET: dict[str, Any] = dict(
-    use_cpu=True, report_to="none", disable_tqdm=True, seed=0, logging_steps=1
-)
-SETTINGS: dict[str, Any] = dict(
+QUIET = dict[str, Any](use_cpu=True, report_to="none", disable_tqdm=True, seed=0, logging_steps=1)
+SETTINGS = dict[str, Any](
     total_episodes=640,
     per_device_train_batch_size=16,
     gradient_accumulation_steps=4,

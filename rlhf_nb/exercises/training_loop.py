@@ -238,9 +238,8 @@ def _update_cases(g: Generator) -> list[Case]:
     while True:
         cases = two_worlds(g)
         right = [run_update(my_update, case) for case in cases]
-        if not any(
-            all(map(same, right, (run_update(x, c) for c in cases))) for x in draw_unclipped()
-        ):
+        others = ([run_update(x, case) for case in cases] for x in draw_unclipped())
+        if not any(all(map(same, right, results)) for results in others):
             return cases
 
 

@@ -140,8 +140,7 @@ class RunCallback(TrainerCallback):
 
     @property
     def kl_coef(self) -> float | None:
-        """The coefficient as it is now; None where the trainer has none. Set it, and the next
-        update has it."""
+        "The coefficient now; None where the trainer has none. Set it, and the next update has it."
         return None if self.trainer is None else self.trainer.controller.value
 
     @kl_coef.setter
@@ -556,8 +555,7 @@ class LiveDashboard(RunCallback):
         return self.beside is not None and not self.beside.done()
 
     def start(self, trainer: Trainer, resume_from_checkpoint: str | bool | None = None) -> None:
-        """Train beside the cells; works with every kernel. Raises RuntimeError while a run is going
-        on."""
+        "Train beside the cells, with every kernel. Raises RuntimeError while a run is going on."
         if self._running_beside():
             raise RuntimeError(
                 f"a run is going on. {state_sentence(self.run)} Call wait() or stop() first."
@@ -581,8 +579,7 @@ class LiveDashboard(RunCallback):
         threading.Thread(target=in_context, daemon=True, args=(train, self.beside)).start()
 
     def wait(self, seconds: float | None = None) -> TrainOutput:
-        """What train() returned; its error is raised here. Raises TimeoutError where the run is not
-        over by then."""
+        "What train() returned, or raises its error; TimeoutError where it is not over by then."
         if self.beside is None:
             raise RuntimeError("there is nothing to wait for: call start(trainer) first.")
         try:

@@ -206,9 +206,7 @@ def markup(
 ) -> str:
     "Markup of a view; a figure becomes an inline image, and is closed."
     if view is None:
-        raise ValueError(
-            "the function that draws returned nothing: let it return markup or a figure."
-        )
+        raise ValueError("the function that draws returned nothing: return markup or a figure.")
     if not isinstance(view, Figure):
         return str(view)
     file = io.StringIO()

@@ -205,14 +205,12 @@ def data_table(
     def content(cell: object) -> str:
         return cell if isinstance(cell, Html) else safe_text("–" if cell is None else cell)
 
-    def cells(row: Sequence[object], tag: str, scope: str | None) -> list[Html]:
+    def cells(row: Sequence[object], tag: str, scope: str | None = None) -> list[Html]:
         return [element(tag, content(cell), scope=scope) for cell in row]
 
     above = element("caption", escape(caption)) if caption else ""
     top = element("thead", element("tr", *cells(heads, "th", "col")))
-    lines = [
-        element("tr", *cells(row[:1], "th", "row"), *cells(row[1:], "td", None)) for row in rows
-    ]
+    lines = [element("tr", *cells(row[:1], "th", "row"), *cells(row[1:], "td")) for row in rows]
     table = element("table", above, top, element("tbody", *lines))
     around = dict(tabindex=0, role="region", aria_label=caption or heads[0])
     return table if kind is None else element("div", table, class_=f"wide {kind}", **around)

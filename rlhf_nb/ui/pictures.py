@@ -292,12 +292,10 @@ def side(value: float) -> str:
     return "up" if value > 0 else "down"
 
 
-def signed_bar(
-    x: float, y: float, w: float, value: float, scale: float, opacity: float = 1.0
-) -> str:
+def signed_bar(x: float, y: float, w: float, value: float, scale: float, alpha: float = 1.0) -> str:
     "A bar from the line y, upwards where the value is positive."
     h = abs(value) * scale
-    look = dict(fill=UP if value > 0 else DOWN, opacity=f"{opacity:.2f}")
+    look = dict(fill=UP if value > 0 else DOWN, opacity=f"{alpha:.2f}")
     place = dict(x=x - w / 2, y=y - h * (value > 0), width=w, height=h)
     rounded = {name: f"{number:.1f}" for name, number in place.items()}
     return element("rect", class_=side(value), **rounded, **look)
@@ -505,9 +503,7 @@ def clip_picture(
         edges = [(1 + high, up_to)] if advantage > 0 else [(0.0, 1 - cliprange)]
         if advantage < 0 and dual_clip is not None and dual_clip < up_to:
             edges.append((dual_clip, up_to))
-        loss = partial(
-            loss_of, advantage=advantage, cliprange=cliprange, cliprange_high=cliprange_high
-        )
+        loss = partial(loss_of, advantage=advantage, cliprange=cliprange, cliprange_high=high)
         dual = None if dual_clip is None else partial(loss, dual_clip=dual_clip)
         halves.append(half(left, advantage, up_to, loss, edges, dual))
         halves.append(words(left - 14, TOP + 12, "loss", "number", 12, "end"))
@@ -544,9 +540,8 @@ def push_map(
     place: dict[str, Any] = dict(origin="lower", aspect="auto", extent=(0, 2, -3, 3))
     shown = axis.imshow(push.numpy(), cmap=colours, vmin=-4, vmax=4, **place)
     flat = (push == 0).float().numpy()
-    axis.contourf(
-        *(x.numpy() for x in map_grid()), flat, levels=[0.5, 2], colors="none", hatches=["///"]
-    )
+    points = map(Tensor.numpy, map_grid())
+    axis.contourf(*points, flat, levels=[0.5, 2], colors="none", hatches=["///"])
     for where, mark, label in ((moves, "o", "moves"), (~moves, "x", "no gradient")):
         at = ratio[where].clamp(max=2).numpy(), advantages[where].numpy()
         axis.scatter(*at, s=22, marker=mark, color="#222222", label=label, clip_on=False)

@@ -61,9 +61,7 @@ def plot_frontier(
     titles = dict(reward="Learned reward", gold="Gold points", win_rate="Win rate")
     columns = [name for name in titles if name in points]
     if "kl" not in points or not columns:
-        raise ValueError(
-            f"the columns are {list(points.columns)}: give kl, and reward, gold or win_rate."
-        )
+        raise ValueError(f"the columns are {list(points)}: give kl, and reward, gold or win_rate.")
     points = points.rename(columns={"kl": x})
     figure = curves(points, {titles[name]: name for name in columns}, x=x)
     _name_tops(figure, columns, points, x)

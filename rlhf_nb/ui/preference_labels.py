@@ -156,8 +156,7 @@ class LabelFile:
         return [record for record in records if record is not None]
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """One more line, in place of a torn one. Raises ValueError where somebody else has written
-        meanwhile."""
+        "One more line, in place of a torn one. ValueError where somebody else has written since."
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.stamp() != self.seen:
             raise ValueError(
@@ -209,8 +208,7 @@ def _in_force(records: Sequence[Mapping[str, Any]], name: str) -> list[dict[str,
 
 @dataclass(frozen=True)
 class Labels:
-    """The choices of a file that are in force, in their order, and how reliable the person who made
-    them is."""
+    "The choices of a file that are in force, in order, and how reliable the person is."
 
     rows: list[dict[str, Any]]
     undone: int = 0  # choices that were taken back
@@ -251,9 +249,7 @@ def report_lines(labels: Labels) -> dict[str, str]:
     seconds = [row["seconds"] for row in labels.rows if row.get("seconds") is not None]
     (same, twice), (first, of) = labels.agreement(), labels.first_taken()
     low, high = win_rate_interval(first, 0, of - first) if of else (0, 1)
-    lean = (
-        "" if low <= 0.5 <= high else ": the place seems to decide, so read both before you choose"
-    )
+    lean = ": the place seems to decide, so read both before you choose" * (not low <= 0.5 <= high)
     hasty = sum(x < 1 for x in seconds)
     pace = f"{median(seconds):.1f} s (median), {hasty} in under a second" if seconds else "none yet"
     lines = {
@@ -290,8 +286,7 @@ def load_preferences(path: str | Path) -> Dataset:
 
 
 class PersonJudge:
-    """The choices of a file of `label_preferences` as a judge for `judge_pairs`. Raises what
-    `read_labels` raises."""
+    "The choices of a file of `label_preferences`, for `judge_pairs`. Raises as `read_labels` does."
 
     name = "a person"
 

@@ -78,9 +78,7 @@ _ENOUGH_PAIRS = 8  # decided pairs to refit on
 class PreferenceDesk:
     "Pairs to choose from by key or button; every choice is on the disk at once."
 
-    def __init__(
-        self, work: Labelling, refit: Callable[[], Refit] | None = None, refit_every: int = 0
-    ):
+    def __init__(self, work: Labelling, refit: Callable[[], Refit] | None, refit_every: int):
         self.work, self.refit, self.refit_every = work, refit, refit_every
         self.refitted: Refit | None = None
         self.view = widgets.HTML()  # the pair, and the last refit

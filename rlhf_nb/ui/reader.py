@@ -1,5 +1,4 @@
-"""Episodes to read: an update as bytes, the live widget and the saved file, which one script
-draws."""
+"Episodes to read: an update as bytes, the live widget and the saved file, which one script draws."
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ from rlhf_nb.ui.episodes import (
     when,
 )
 from rlhf_nb.ui.facts import facts_told
-from rlhf_nb.ui.html import add_blanks, asset, breakable, module, script_page
-from rlhf_nb.ui.viz import visible
+from rlhf_nb.ui.html import add_blanks, asset, breakable, module, script_page, visible
 from rlhf_nb.ui.what_if import UNKNOWN, lacking, objective_of, page_recipe, reproduces, unpenalized
 from rlhf_nb.update import Objective
 
@@ -113,16 +111,13 @@ def objective_for(
 
 
 def _answers(r: Rollout, rows: Sequence[int]) -> tuple[list[str], np.ndarray]:
-    """Answers as running text, and the width of each token in its answer, in the units of
-    JavaScript's texts."""
+    "Answers as running text, and the width of each token in them, in units of JavaScript's texts."
     answers: list[str] = []
     widths: list[int] = []
-    shown_piece = cache(
-        lambda piece: (x := visible(piece, lines=True), len(x.encode("utf-16")) // 2 - 1)
-    )
+    shown = cache(lambda piece: (x := visible(piece, lines=True), len(x.encode("utf-16")) // 2 - 1))
     for e in rows:
         pieces = add_blanks(episode_tokens(r, e), r.responses[e] if r.responses else "")
-        texts, units = zip(*map(shown_piece, pieces)) if pieces else ((), ())
+        texts, units = zip(*map(shown, pieces)) if pieces else ((), ())
         answers.append("".join(texts))
         widths += units
     return answers, np.array(widths, dtype=np.uint32)

@@ -45,8 +45,7 @@ class Refit:
     seconds: float
 
     def right(self) -> tuple[int, int]:
-        """Held-out labels that the model predicts, of all held-out labels; a tie of the scores
-        counts as wrong."""
+        "Held-out labels that the model predicts, of all held-out ones; tied scores are wrong."
         held = self.table[self.table.held_out]
         return int((held.margin > 0).sum()), len(held)
 

@@ -21,7 +21,7 @@ from rlhf_nb.packing import last_token, on_tokens, score_sums
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.training.logs import logged_rows
 from rlhf_nb.training.metrics import LOG_NAMES
-from rlhf_nb.ui.episodes import filled, tensor_of
+from rlhf_nb.ui.episodes import filled
 
 # ---- Files ----
 
@@ -61,9 +61,7 @@ def rollout_files(path: Path) -> dict[int, list[Path]]:
     ranks = max((len(parts) for parts in files.values()), default=0)
     if files and len(files[max(files)]) < ranks:
         del files[max(files)]
-    return {
-        update: [parts[rank] for rank in sorted(parts)] for update, parts in sorted(files.items())
-    }
+    return {update: [its[rank] for rank in sorted(its)] for update, its in sorted(files.items())}
 
 
 def left_out(path: Path, update: int | None = None) -> str:
@@ -87,8 +85,7 @@ def ranges_of(numbers: Iterable[int], most: int = 8) -> str:
 
 
 def _is_complete(path: Path, fresh: float = 60.0) -> bool:
-    """Is a file complete? Only young files are checked: an old one that is damaged shall raise when
-    it is read."""
+    "Is a file complete? Only young ones are opened: an old one that is damaged raises when read."
     if time.time() - path.stat().st_mtime > fresh:
         return path.stat().st_size > 0
     try:
@@ -112,9 +109,7 @@ def merge_rollouts(parts: Sequence[Rollout]) -> Rollout:
         return parts[0]
     if any(r.paid is not None for r in parts):  # then all have scores of tokens
         parts = [_with_tokens_paid(r) for r in parts]
-    widest = {
-        name: max(tensor_of(r, name).shape[1] for r in parts) for name in ("prompt_ids", "mask")
-    }
+    prompt, response = (max(getattr(r, x).shape[1] for r in parts) for x in ("prompt_ids", "mask"))
 
     def pad_to_widest(r: Rollout, name: str, like: Tensor) -> Tensor:
         x, left = getattr(r, name), name.startswith("prompt")
@@ -123,16 +118,14 @@ def merge_rollouts(parts: Sequence[Rollout]) -> Rollout:
             x = x if like.dim() == 2 else torch.full((len(r),), math.nan)
         if x.dim() == 1:
             return x
-        missing = widest["prompt_ids" if left else "mask"] - x.shape[1]
+        missing = (prompt if left else response) - x.shape[1]
         return pad(x, (missing, 0) if left else (0, missing))
 
     def join_tensors(name: str) -> Tensor | None:
-        parts_with = [x for r in parts if (x := getattr(r, name)) is not None]
-        if not parts_with or (
-            len(parts_with) < len(parts) and not parts_with[0].is_floating_point()
-        ):
+        given = [x for r in parts if (x := getattr(r, name)) is not None]
+        if not given or (len(given) < len(parts) and not given[0].is_floating_point()):
             return None
-        return torch.cat([pad_to_widest(r, name, parts_with[0]) for r in parts])
+        return torch.cat([pad_to_widest(r, name, given[0]) for r in parts])
 
     texts = {
         name: [x for r in parts for x in getattr(r, name) or [""] * len(r)]
@@ -259,8 +252,7 @@ class Updates:
         return rollout
 
     def numbers(self, updates: Iterable[int] | None = None) -> pd.DataFrame:
-        """Length, score, KL and repetition of each episode of some updates, or of all; what was
-        read once is kept."""
+        "Length, score, KL and repetition of each episode of some or all updates, each read once."
         frames = []
         for update in self.files if updates is None else updates:
             if (stamp := self._stamp(update)) not in self._numbers:

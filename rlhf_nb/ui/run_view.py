@@ -53,15 +53,15 @@ class Change:
 
 STATES = {  # and the sentence for each
     "waiting": "No run yet: give this to a trainer as a callback, and call train().",
-    "starting": "Starting: no {name} has begun yet.",
+    "starting": "Starting: no {run.name} has begun yet.",
     "running": "Running: {of} is done.",
     "paused": "Paused after {of}. Go on, stop, or move kl_coef first.",
-    "done": "Done: all {total:,} {name}s.",
+    "done": "Done: all {run.total:,} {run.name}s.",
     "ended": "Ended by another callback after {of}.",
     "stopped": "Stopped by hand after {of}; what was trained is kept.",
     "interrupted": "Interrupted after {whole}; the next one may be half made.",
     "left": "Interrupted in the pause after {of}; nothing is half made.",
-    "failed": "Failed after {whole}: {error}",
+    "failed": "Failed after {whole}: {run.error}",
 }
 COUNTERS = ("epoch", "step", "total_flos", "episode")  # in a log, beside its metrics
 
@@ -117,9 +117,7 @@ class Run:
 def state_sentence(run: Run) -> str:
     "The state of a run in words."
     of, done = f"{run.name} {run.update:,} of {run.total:,}", f"{run.update:,} whole {run.name}s"
-    return STATES[run.state].format(
-        name=run.name, total=run.total, of=of, whole=done, error=run.error
-    )
+    return STATES[run.state].format(run=run, of=of, whole=done)
 
 
 # ---- Its curves ----
@@ -149,10 +147,8 @@ def curve_figure(
     start = f"{show(values[0])} → " if span else ""
     after = f" after {run.name} {last:,}; lowest {show(min(values))}, highest {show(max(values))}"
     moved = any(line[0][0] <= u < last for u in marks)
-    description = (
-        visible(f"{title}, {unit}: {show(now)}{after}") + "; dashed: kl_coef was moved" * moved
-    )
-    picture = curve_picture(curve_svg(line, marks, run.name, unit, span), description)
+    alt = visible(f"{title}, {unit}: {show(now)}{after}") + "; dashed: kl_coef was moved" * moved
+    picture = curve_picture(curve_svg(line, marks, run.name, unit, span), alt)
     words = element("figcaption", head, element("br"), start, number, safe_text(after))
     return element("figure", words, picture)
 

@@ -39,8 +39,7 @@ def how_sampled(temperature: float) -> str:
 
 
 def stretch(low: float, high: float, kind: str = "") -> Html:
-    """A bar from 0 to 100 %, filled from low to high, with a mark at one half. `kind` is one more
-    CSS class."""
+    "A bar from 0 to 100 %, filled from low to high, its half marked; `kind` is one more CSS class."
     left, right = (100 * min(max(x, 0.0), 1.0) for x in (low, high))
     place = f"left:{left:.1f}%;width:{max(right - left, 0.7):.1f}%"
     bar, mark = element("span", style=place), element("span", class_="half")
@@ -327,8 +326,7 @@ def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def examples_section(frame: pd.DataFrame) -> str:
-    """The best and the worst summary, by a rule that is written there. Empty where one model has no
-    completions."""
+    "The best and the worst summary, by a rule that it states. Empty if a model has no completions."
     if not {"gold_sft", "gold_ppo"} <= set(frame.columns):
         return ""
     gain, rows = frame["gold_ppo"] - frame["gold_sft"], rows_of(frame)

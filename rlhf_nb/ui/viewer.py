@@ -38,13 +38,7 @@ from rlhf_nb.ui.html import (
     safe_text,
     visible,
 )
-from rlhf_nb.ui.reader import (
-    Reader,
-    objective_for,
-    packed_update,
-    reader_head,
-    write_reader,
-)
+from rlhf_nb.ui.reader import Reader, objective_for, packed_update, reader_head, write_reader
 from rlhf_nb.ui.report import demo_report
 from rlhf_nb.ui.run_files import RunFolder, Updates, log_or_means, ranges_of, rollout_files, spread
 from rlhf_nb.ui.suspects import Suspect, run_suspects, suspects_of, two_views
@@ -92,8 +86,7 @@ def episode_markup(shown: Shown, episode: int, signal: str = "", fold: bool = Fa
 
 
 class RolloutView(Html):
-    """One episode as markup; in a live notebook a reader of all of them, and as a file of its
-    own."""
+    "One episode as markup; in a live notebook a reader of all of them, and as a file of its own."
 
     shown: Shown
     place: dict[str, Any]
@@ -241,9 +234,7 @@ def nearest(updates: Sequence[int], update: int) -> int:
     return min(updates, key=lambda other: abs(other - update))
 
 
-def open_run(
-    source: Any, columns: Mapping[str, str] | None = None, tokenizer: Any = None
-) -> Updates:
+def open_run(source: Any, columns: Mapping[str, str] | None, tokenizer: Any) -> Updates:
     "The updates of a run's folder, of files of another trainer, or of records."
     described = columns is not None or tokenizer is not None
     if is_foreign(source) or (described and not rollout_files(Path(source))):
@@ -289,9 +280,7 @@ class RunBrowser:
         "The run that one of `updates` is of."
         return self.other if "run" in one and self.other else self.run
 
-    def head(
-        self, updates: Sequence[Mapping[str, Any]], suspects: Sequence[Suspect]
-    ) -> dict[str, Any]:
+    def head(self, updates: Sequence[Mapping[str, Any]], odd: Sequence[Suspect]) -> dict[str, Any]:
         "What a reader knows before it opens an update."
         mine = [one["update"] for one in updates if "run" not in one]
         jumps = [
@@ -300,7 +289,7 @@ class RunBrowser:
                 update=mine.index(nearest(mine, one.update)),
                 row=one.episode if one.update in mine else None,
             )
-            for one in suspects
+            for one in odd
         ]
         title = f"Rollouts of {' and '.join(self.names)}"
         curves = curves_of(self.lines(), self.run.counted)

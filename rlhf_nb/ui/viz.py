@@ -1,5 +1,4 @@
-"""Renderers that every page looks through: a tensor of decimals hides what a signed, coloured token
-shows at once."""
+"Renderers of every page: a tensor of decimals hides what a signed, coloured token shows at once."
 
 from __future__ import annotations
 
@@ -112,9 +111,7 @@ def _row(values: Sequence[float] | Tensor, name: str) -> list[float]:
     if row.dim() == 2 and row.shape[0] == 1:
         row = row[0]
     if row.dim() != 1:
-        raise ValueError(
-            f"{name} has shape {list(row.shape)}: give one row, for example {name}[0]."
-        )
+        raise ValueError(f"{name} has shape {list(row.shape)}: give one row, such as {name}[0].")
     return row.tolist()
 
 
@@ -141,9 +138,7 @@ def _number_cell(value: float | int | bool | None, ground: str = CLEAR) -> str:
     return html_cell(signed_number(value), ground, exact=value if rounded else None)
 
 
-def _number_cells(
-    row: list[float], keep: list[bool], vmax: float, pale: float | None = None
-) -> list[str]:
+def _number_cells(row: list[float], keep: list[bool], vmax: float, pale: float | None) -> list[str]:
     "Coloured, signed cells; counts and truth values have no colour."
     ground = lambda v: tint(v, vmax, pale) if isinstance(v, float) else CLEAR
     return [_number_cell(v, ground(v)) if k else html_cell("·") for v, k in zip(row, keep)]
@@ -166,7 +161,8 @@ def signal_table(
     heads, keep = _heads(tokens, mask, rows)
     lines = [_html_row("", [html_cell(text, SHADE, "center", "col") for text in heads])]
     lines += [
-        _html_row(name, _number_cells(row, keep, _largest(row, keep))) for name, row in rows.items()
+        _html_row(name, _number_cells(row, keep, _largest(row, keep), None))
+        for name, row in rows.items()
     ]
     return _scroll_box([html_table(lines, "" if all(keep) else "· is padding")])
 
@@ -285,9 +281,7 @@ def curves(
     titles = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
     absent = [name for name in (x, *titles.values()) if name not in frame]
     if absent or not titles:
-        raise ValueError(
-            f"cannot draw {absent or 'no column'}: name some of {list(frame.columns)}."
-        )
+        raise ValueError(f"cannot draw {absent or 'no column'}: name some of {list(frame)}.")
     runs: list[tuple[str | None, pd.DataFrame]] = [(None, frame)]
     if "run" in frame:
         runs = [(str(run), part) for run, part in frame.groupby("run", sort=False)]
