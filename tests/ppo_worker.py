@@ -122,10 +122,7 @@ if RANKS > 1:
     ), "resumed is another run"
 
 pair = whole.pair
-with (
-    torch.no_grad(),
-    whole.layout.sampling(pair.policy, pair.value, whole.model_wrapped),
-):
+with torch.no_grad(), whole.layout.sampling(pair.policy, pair.value, whole.model_wrapped):
     logits = whole.model.policy.eval()(torch.arange(3, 12)[None]).logits
 if RANK == 0:
     torch.save(logits, folder / f"logits-{kind}-{RANKS}.pt")

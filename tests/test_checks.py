@@ -35,24 +35,19 @@ from rlhf_nb.exercises.losses import POLICY_LOSS
 from rlhf_nb.exercises.values import Raised, fresh, leaves, map_numbers, same
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = [
-    ROOT / "rlhf_nb" / "checks.py",
-    *sorted((ROOT / "rlhf_nb" / "exercises").glob("*.py")),
-]
+MODULES = [ROOT / "rlhf_nb" / "checks.py", *sorted((ROOT / "rlhf_nb" / "exercises").glob("*.py"))]
 MODULES.remove(ROOT / "rlhf_nb" / "exercises" / "museum.py")  # bugs of the package, no checkers
 
 # Mutants that compute what the right answer computes, and why. Each is compared on 200 draws.
 EQUIVALENT: dict[str, dict[str, str]] = {
     "my_loss": {"detach: chosen.detach()": "nothing flows through zeros_like"},
     "my_rloo_loss": {
-        "swap: logprobs, rewards": "with its baseline the loss is a covariance, which is symmetric",
+        "swap: logprobs, rewards": "with its baseline the loss is a covariance, which is symmetric"
     },
-    "my_shaping": {
-        "mask: mask.shape | mask → _ones(mask)": "a mask of ones has the same shape",
-    },
+    "my_shaping": {"mask: mask.shape | mask → _ones(mask)": "a mask of ones has the same shape"},
     "my_logprobs": {
         "literal: torch.where(mask[:, :, None], logits[:, prompt_width - 1:-1], 0.0) | "
-        "0.0 → 1.0": "any number will do: what comes of it is put to 0 at the end",
+        "0.0 → 1.0": "any number will do: what comes of it is put to 0 at the end"
     },
 }
 

@@ -31,16 +31,7 @@ from packs import unpacked
 import rlhf_nb
 from rlhf_nb import cli
 from rlhf_nb.base.fields import fits
-from rlhf_nb.cli import (
-    arguments,
-    data,
-    judge,
-    ppo,
-    reward,
-    scoring,
-    sft,
-    view,
-)
+from rlhf_nb.cli import arguments, data, judge, ppo, reward, scoring, sft, view
 from rlhf_nb.cli.parsing import kinds_of
 from rlhf_nb.cli.recipes import read_recipe
 from rlhf_nb.training.logs import read_log, steps_of

@@ -305,9 +305,7 @@ def questions(page: Page) -> list[tuple[str, str]]:
     "Question and answer of each folded block under a heading Quiz, or from **Quiz 1.** on."
     text = "\n\n".join(cell.source for cell in page.texts)
     part = re.search(
-        r"^(?:##+ (?:Quiz|Questions)\s*$|(?=\*\*Quiz 1\.\*\*))(.*?)(?=^##+ |\Z)",
-        text,
-        re.M | re.S,
+        r"^(?:##+ (?:Quiz|Questions)\s*$|(?=\*\*Quiz 1\.\*\*))(.*?)(?=^##+ |\Z)", text, re.M | re.S
     )
     if not part:
         return []

@@ -412,10 +412,7 @@ def small(root: Path, **pages: dict) -> Path:
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(page), encoding="utf-8")
     (root / "runs").mkdir()
-    for path, text in {
-        "runs/a.txt": "on this machine alone",
-        ".gitignore": "runs/\n",
-    }.items():
+    for path, text in {"runs/a.txt": "on this machine alone", ".gitignore": "runs/\n"}.items():
         (root / path).write_text(text)
     subprocess.run(["git", "init", "-q", root], check=True)
     return root

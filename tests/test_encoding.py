@@ -557,8 +557,7 @@ def test_trimmed_offsets_lose_no_space():
 # catches: a None that Arrow puts where another row has the key, taken for a setting
 def test_a_key_that_another_row_has_is_no_setting(tokenizers):
     tokenizer = with_template(
-        tokenizers,
-        "{{ 'set' if depth is defined }}{{ tools | tojson if tools }}" + CHATML,
+        tokenizers, "{{ 'set' if depth is defined }}{{ tools | tojson if tools }}" + CHATML
     )
     rows = [
         dict(prompt=ONE[:1], chat_template_kwargs=dict(depth=1), tools=[dict(name="a", x=1)]),
@@ -750,7 +749,6 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
         ppo(scorer(other), data=data, parts=parts)
 
 
-
 # ---- What is said is read: templates in the manner of published ones ----
 
 CALL = "{% for c in m.tool_calls or [] %}{% set f = c.function or c %}"
@@ -864,8 +862,7 @@ DOORS = {
         Dataset.from_list([dict(prompt=talk[:1], completion=talk[1:])]), t
     )[:],
     "pairs": lambda t, talk: encode_pairs(
-        Dataset.from_list([dict(prompt=talk[:1], chosen=talk[1:], rejected=cut(talk)[1:])]),
-        t,
+        Dataset.from_list([dict(prompt=talk[:1], chosen=talk[1:], rejected=cut(talk)[1:])]), t
     )[:],
     "whole pairs": lambda t, talk: encode_pairs(
         Dataset.from_list([dict(chosen=talk, rejected=cut(talk))]), t

@@ -651,9 +651,7 @@ class TestSettings:
         losses = {}
         for on in (True, False):
             trainer = ppo(
-                use_vllm=True,
-                importance_sampling_correction=on,
-                importance_sampling_cap=None,
+                use_vllm=True, importance_sampling_correction=on, importance_sampling_cap=None
             )
             torch.manual_seed(0)
             r = trainer.advantages(

@@ -82,7 +82,6 @@ def test_a_final_save_without_room_leaves_the_earlier_model(ppo, monkeypatch):
     assert not [*folder.glob("_save*")]
 
 
-
 # catches: two runs in threads of one process, neither of which draws what it draws alone
 @pytest.mark.parametrize("how", ["train", "step"])
 def test_one_thread_trains_at_a_time(ppo, tmp_path, how):

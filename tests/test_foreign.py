@@ -21,13 +21,7 @@ from test_viewer import HOSTILE, ask, check, make, read_page
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.ui.episodes import prompt_of, shown_of
-from rlhf_nb.ui.foreign import (
-    TARGETS,
-    ForeignRun,
-    parse_columns,
-    text_of,
-    words_of,
-)
+from rlhf_nb.ui.foreign import TARGETS, ForeignRun, parse_columns, text_of, words_of
 from rlhf_nb.ui.reader import packed_update
 from rlhf_nb.ui.viewer import browse, view
 from rlhf_nb.update import Objective

@@ -249,10 +249,7 @@ def test_fault_04_checkpointing_does_not_change_what_is_sampled(ppo):
     found = []
     for on in (False, True):
         trainer = ppo.trained(
-            learning_rate=0.0,
-            total_episodes=16,
-            activation_checkpointing=on,
-            save_rollouts=True,
+            learning_rate=0.0, total_episodes=16, activation_checkpointing=on, save_rollouts=True
         )
         found.append([r.response_ids.tolist() for r in rollouts(trainer)])
     assert found[0] == found[1]

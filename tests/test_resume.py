@@ -7,8 +7,8 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Iterator
 import traceback
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -408,7 +408,6 @@ def refused(most: int, said: str) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         signal.signal(signal.SIGXFSZ, before)
-
 
 
 # catches: a final save that ends in a traceback through a file writer; a state that is cut off, a

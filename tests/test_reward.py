@@ -27,13 +27,7 @@ from rlhf_nb.base.encoding import ANSWERS
 from rlhf_nb.masks import left_pad, right_pad
 from rlhf_nb.models import scorer_from, scorer_head, sequence_scores
 from rlhf_nb.preferences import bradley_terry_loss, calibration, calibration_error, pair_batch
-from rlhf_nb.reward import (
-    RewardConfig,
-    RewardTrainer,
-    decided_pairs,
-    encode_pairs,
-    reversed_labels,
-)
+from rlhf_nb.reward import RewardConfig, RewardTrainer, decided_pairs, encode_pairs, reversed_labels
 from rlhf_nb.scoring import center_rewards, pair_accuracy, score_texts
 from rlhf_nb.training.model_loading import (
     load_reward_model,
@@ -501,8 +495,7 @@ def test_what_is_saved_loads_with_transformers_alone(trained, tokenizer, world, 
 
 # catches: optimizer, order of the rows, random state or head lost on resuming
 @pytest.mark.parametrize(
-    "strategy",
-    ["group_by_length", "random", pytest.param("sequential", marks=pytest.mark.slow)],
+    "strategy", ["group_by_length", "random", pytest.param("sequential", marks=pytest.mark.slow)]
 )
 def test_a_resumed_run_is_the_same_bit_for_bit(trained, pairs, tmp_path, strategy):
     saves = dict(max_steps=9, save_strategy="steps", save_steps=3, learning_rate=1e-3)

@@ -323,11 +323,7 @@ def test_bars_are_silent_and_come_back(tiny, tokenizer, world, small_args, monke
 # optimizer, order or random state lost
 @pytest.mark.parametrize(
     "kind, packing",
-    [
-        ("gpt_neox", False),
-        ("llama", True),
-        pytest.param("gpt2", False, marks=pytest.mark.slow),
-    ],
+    [("gpt_neox", False), ("llama", True), pytest.param("gpt2", False, marks=pytest.mark.slow)],
 )
 def test_a_resumed_run_is_the_same_bit_for_bit(
     tokenizer, uneven, small_args, tmp_path, kind, packing

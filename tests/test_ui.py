@@ -10,11 +10,7 @@ from xml.etree import ElementTree
 import ipywidgets as widgets
 import pytest
 
-from rlhf_nb.ui.explore import (
-    action_button,
-    notebook_bundle,
-    side_by_side,
-)
+from rlhf_nb.ui.explore import action_button, notebook_bundle, side_by_side
 from rlhf_nb.ui.html import (
     STATIC,
     asset,
