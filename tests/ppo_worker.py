@@ -40,9 +40,8 @@ def make(out, **changes):
         offload_frozen=kind == "away",
     )
     data = Dataset.from_dict(dict(prompt=TOLD))
-    args = arguments(PPOConfig, folder / out, **settings | METHODS.get(kind, {}) | changes)
     return PPOTrainer(
-        args,
+        arguments(PPOConfig, folder / out, **settings | METHODS.get(kind, {}) | changes),
         load_tokenizer(str(folder / "base")),
         str(folder / "base"),
         # Under ZeRO-3 nothing can be copied: these kinds load every model by its name.

@@ -176,9 +176,8 @@ def test_necessary_flops_are_those_that_torch_counts(everywhere):
     )  # eager attention computes the masked half too, and every query
     if not everywhere:
         causal -= 4 * 16 * sum(range(6))
-    over = 3 * s["epochs"] * 2 * 8 * (whole - causal)
     assert bench.necessary_flops(s, everywhere) == pytest.approx(
-        counter.get_total_flops() - over, rel=0.01
+        counter.get_total_flops() - 3 * s["epochs"] * 2 * 8 * (whole - causal), rel=0.01
     )
 
 
@@ -268,8 +267,7 @@ def test_pages_quote_the_kept_figures():
 
     stopped = sorted(one["eval_stopped"] for one in kept("healthy_run").values())
     assert len(stopped) == 5 and stopped[1:] == [1] * 4
-    metrics = text_of("47_metrics")
-    said = re.search(r"those of one stop on (\d+) % of 64 posts", metrics)
+    said = re.search(r"those of one stop on (\d+) % of 64 posts", text_of("47_metrics"))
     assert int(said[1]) == round(100 * stopped[0])
 
     judging = text_of("64_frontier")

@@ -176,8 +176,7 @@ def test_a_wrong_setting_is_named_with_what_it_may_be(kind):
 def test_what_is_right_in_another_type_is_taken(name, value, tmp_path):
     settings = dict(report_to="none", use_cpu=True) | {name: value}
     args = PPOConfig(output_dir=tmp_path, **settings)
-    kept = getattr(args, name)
-    assert type(kept).__module__ in ("builtins", "transformers.trainer_utils")
+    assert type(getattr(args, name)).__module__ in ("builtins", "transformers.trainer_utils")
     assert dataclasses.replace(args) is not None  # what TrainingArguments put there is taken again
 
 
@@ -559,7 +558,7 @@ def parts(tmp_path_factory, letters) -> Path:
     (folder / "empty").mkdir()
     rows = [json.dumps(dict(prompt=p, completion="ab")) for p in PROMPTS]
     pair = json.dumps(dict(prompt="a", chosen="b", rejected=None))
-    files = {
+    for name, text in {
         "rows.jsonl": "\n".join(rows),
         "broken.jsonl": "\n".join([*rows[:5], "{oops", *rows[6:]]),
         "none.jsonl": "",
@@ -578,8 +577,7 @@ def parts(tmp_path_factory, letters) -> Path:
         "zero.py": "1 / 0",
         "help.yaml": "help: true",
         "halp.yaml": "halp: true",
-    }
-    for name, text in files.items():
+    }.items():
         (folder / name).write_text(text)
     packed = gzip.compress("".join(map(chr, range(0x4E00, 0x5E00))).encode())
     (folder / "cut.jsonl.gz").write_bytes(packed[:-20])

@@ -361,11 +361,10 @@ def test_alarms_and_jumps():
 
 def test_every_suspect_leads_to_its_place(run):
     # catches: a place in another order, or a filter that hides the episode
-    r = update_of(2).with_(
+    update_of(2).with_(
         scores=torch.tensor([0.0, 0, 0, 9, 0, 0]),
         kl=torch.zeros(6, 7).index_fill(0, torch.tensor([3]), 5.0),
-    )
-    r.save(run / "rollouts" / "update-00002.safetensors")
+    ).save(run / "rollouts" / "update-00002.safetensors")
     seen = browse(run)
     far = next(s for s in episode_suspects(seen.run.numbers(), far=1.9) if s.update == 2)
     seen.suspects = [far, Suspect(1, None, "the update as a whole"), Suspect(99, None, "later")]
@@ -420,8 +419,7 @@ def test_two_runs_side_by_side(run, tmp_path):
         tmp_path / "other", updates=3, seed=7, prompts=["x", "prompt 0", "y", "z", "v", "w"]
     )
     seen = browse(run, other)
-    listed = seen.reader.head["updates"]
-    assert [(one["update"], one.get("runName")) for one in listed[5:]] == [
+    assert [(one["update"], one.get("runName")) for one in seen.reader.head["updates"][5:]] == [
         (u, "other") for u in range(3)
     ]
     found = ask(seen.reader, again=[4, 0])["value"]["found"]
@@ -429,8 +427,7 @@ def test_two_runs_side_by_side(run, tmp_path):
     header, _ = unpacked(ask(seen.reader, load=6))
     assert header["prompts"][1]["text"] == "prompt 0" and header["update"] == 1
     curves = {curve["name"]: curve["lines"] for curve in seen.reader.head["curves"]}
-    drawn = {line["run"]: len(line["points"]) for line in curves["KL"]}
-    assert drawn == dict(run=5, other=3)
+    assert {line["run"]: len(line["points"]) for line in curves["KL"]} == dict(run=5, other=3)
     _, data = read_page(seen.save_html(tmp_path / "x.html", updates=[0, 4]))
     names = [(one["update"], one.get("run", 0)) for one in data["updates"]]
     assert names == [(0, 0), (4, 0), (0, 1), (2, 1)] and data["start"] == 1
@@ -467,8 +464,7 @@ def test_hostile_runs(tmp_path):
         responses=[word] * 6,
         columns={word[:80]: [word] * 6},
     )
-    seen = browse(run, run)
-    reader = check(seen._repr_html_())
+    reader = check(browse(run, run)._repr_html_())
     assert "b" not in {tag for tag, _ in reader.seen} and "<script>alert(1)</script>" in reader.text
 
 
@@ -525,8 +521,7 @@ def test_what_a_notebook_keeps(run):
 def test_half_filled_rollouts(tmp_path):
     # a run whose rollouts were kept before they were scored
     absent = [name for name in SIGNALS if name != "logprobs"] + ["scores", "raw_scores"]
-    run = write(tmp_path, updates=2, log=False, **dict.fromkeys(absent))
-    seen = browse(run)
+    seen = browse(write(tmp_path, updates=2, log=False, **dict.fromkeys(absent)))
     header, rows = unpacked(ask(seen.reader, load=0))
     assert header["recipe"] is None and set(rows) == {"widths", "logprobs"}
     assert "scores" not in header

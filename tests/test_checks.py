@@ -336,8 +336,7 @@ def squared_first(values, old_values, returns, mask, cliprange_value):
 
 def softmax_first(logits, ids, prompt_width, mask):
     logp = logits[:, prompt_width - 1 : -1].log_softmax(-1)
-    found = logp.gather(-1, ids[:, prompt_width:, None]).squeeze(-1)
-    return torch.where(mask, found, 0.0)
+    return torch.where(mask, logp.gather(-1, ids[:, prompt_width:, None]).squeeze(-1), 0.0)
 
 
 # catches: a checker that calls such an answer right, because it looks at gradients only where

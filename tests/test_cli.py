@@ -852,8 +852,7 @@ def test_a_run_that_turned_to_nan_leaves_a_gap():
     found = plot_runs.over_runs(logs["a"], "objective/scores", "episode")
     assert found["runs"].tolist() == [2] * 4 and found.index.tolist() == [64, 128, 192, 256]
     assert np.isnan(found.loc[[128, 192], ["mean", "least", "most"]]).all(axis=None)
-    axis = plot_runs.plot_runs(logs, ["objective/scores"]).axes[0]
-    drawn = axis.get_lines()[0].get_ydata()
+    drawn = plot_runs.plot_runs(logs, ["objective/scores"]).axes[0].get_lines()[0].get_ydata()
     assert np.array_equal(drawn, [2, math.nan, math.nan, 5], equal_nan=True)
     log = [{"step": 1.0, "episode": 4.0, "kl": 1.0}, {"step": 2.0, "episode": 8.0, "kl": math.nan}]
     last = plot_runs.last_values({"a": [log, log[:1]]}, ["kl", "episode"])

@@ -514,8 +514,7 @@ def test_the_card_stays_ours(run):
     trainer, _ = run
     plain = trainer.card(trainer.output_dir)
     trainer.create_model_card("mine", ["d/one", "d/two"], ["ppo", "new"])
-    card = (trainer.output_dir / "README.md").read_text()
-    head, body = card.split("---\n", 2)[1:]
+    head, body = (trainer.output_dir / "README.md").read_text().split("---\n", 2)[1:]
     assert body.split("\n")[2:] == plain.split("---\n", 2)[2].split("\n")[2:]
     metadata = yaml.safe_load(head)
     assert metadata["datasets"] == ["d/one", "d/two"]

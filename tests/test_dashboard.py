@@ -64,8 +64,7 @@ def steered(ppo, acts: dict, updates: int = 6, **settings):
     dashboard = LiveDashboard(every=0)
     hand = At(**{name: lambda act=act: act(dashboard) for name, act in acts.items()})
     parts = dict(callbacks=[dashboard, hand])
-    trainer = ppo(total_episodes=8 * updates, **ONE_PASS, parts=parts, **settings)
-    return trainer, dashboard
+    return ppo(total_episodes=8 * updates, **ONE_PASS, parts=parts, **settings), dashboard
 
 
 def wish(value):
@@ -359,8 +358,7 @@ def test_every_update_is_a_point_whatever_is_logged(ppo):
     trainer.train()
     assert all([u for u, _ in line] == [1, 2, 3, 4, 5, 6] for line in dashboard.run.lines.values())
     assert dashboard.run.last.info["update"] == 5
-    second = ppo(total_episodes=16, parts=dict(callbacks=[dashboard]))
-    second.train()
+    ppo(total_episodes=16, parts=dict(callbacks=[dashboard])).train()
     assert [u for u, _ in dashboard.run.lines["objective/kl"]] == [
         1,
         2,
@@ -613,9 +611,7 @@ def test_ppo_events_reach_those_who_have_ears(ppo):
             self.heard.append(error)
 
     ears, dashboard = Ears(), LiveDashboard()
-    trainer = ppo(total_episodes=16, parts=dict(callbacks=[ears, TrainerCallback(), dashboard]))
-    trainer.train()
+    ppo(total_episodes=16, parts=dict(callbacks=[ears, TrainerCallback(), dashboard])).train()
     assert ears.heard == ["begin", (0, 0.05), "between", (1, 0.05)]
-    byhand = ppo(total_episodes=16, parts=dict(callbacks=[dashboard2 := LiveDashboard()]))
-    byhand.step()
+    ppo(total_episodes=16, parts=dict(callbacks=[dashboard2 := LiveDashboard()])).step()
     assert dashboard2.run.update == 1 and len(dashboard2.run.lines["objective/kl"]) == 1

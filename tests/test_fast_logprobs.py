@@ -326,8 +326,7 @@ def test_bf16_autocast(batch, monkeypatch):
 # catches: work for a head that does not learn, a graph where nothing learns, a second use of the
 # graph that finds it used up, silence on a second derivative
 def test_frozen_and_used_twice():
-    case = CASES[2]
-    *leaves, ids = problem(case)
+    *leaves, ids = problem(CASES[2])
     states, weight = leaves[0].requires_grad_(), leaves[1]
     head, how = Head(weight, None, 1.0), (ids, 0.7, 4)
     logprobs, entropy = fused_logprobs(states, head, *how, "learn")

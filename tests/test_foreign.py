@@ -45,8 +45,7 @@ def notes(r: Rollout) -> str:
 # ---------------------------------------------------------------- the formats
 def test_verl(tmp_path):
     # catches: updates in the order 1, 10, 2; prompt and answer exchanged; columns that are lost
-    folder = files.verl(tmp_path / "rollouts", updates=11)
-    seen = browse(folder)
+    seen = browse(files.verl(tmp_path / "rollouts", updates=11))
     assert list(seen.run.files) == list(range(1, 12))
     r = seen.run.rollout(10)
     assert r.prompts[1] == "user\nWhat is 1 + 10?\nassistant\n" and r.responses[1] == "It is 11 ."
@@ -127,8 +126,7 @@ def test_what_a_mask_leaves_out_within_an_answer(tmp_path):
     row = dict(input="ask", output="a <out> b", score=1.0, step=1)
     row |= dict(responses=[5, 6, 7, 8, 0], response_mask=[1, 0, 0, 1, 0])
     more = dict(logprobs=[-1.0] * 5, ref_logprobs=[-3.0] * 5)
-    names = {name: name for name in more}
-    r = ForeignRun([row | more], names, files.Tokenizer()).rollout(1)
+    r = ForeignRun([row | more], {name: name for name in more}, files.Tokenizer()).rollout(1)
     assert r.tokens == [[" w5", " w6", " w7", " w8"]] and r.kl.tolist() == [[2, 0, 0, 2]]
     assert r.info["masked"] == [[False, True, True, False]] and "masked: nothing" in notes(r)
     whole = row | dict(response_mask=[1, 1, 1, 1, 0])

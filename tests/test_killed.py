@@ -124,8 +124,7 @@ class Watched(TrainerCallback):
 
 def run(kind: str, folder: str, how: str) -> None:
     "In a process of its own, with its stderr in a file: the same run, and `how` it is different."
-    file = os.open(f"{folder}.said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(file, 2)
+    os.dup2(os.open(f"{folder}.said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

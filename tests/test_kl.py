@@ -16,8 +16,7 @@ from rlhf_nb.logprobs import response_logits
 
 
 def exact(logp, logq):
-    p = np.exp(logp.numpy())
-    return float((p * (logp.numpy() - logq.numpy())).sum())
+    return float((np.exp(logp.numpy()) * (logp.numpy() - logq.numpy())).sum())
 
 
 # catches: exp(x) - 1 - x and expm1(x) - x, both of which lose most digits below 1e-3 in float32; a

@@ -392,8 +392,7 @@ def test_both_ends(tmp_path):
 # catches: texts, paths or notes that become markup, live or static
 def test_hostile_texts_are_escaped(tmp_path, letters, tiny):
     rows = [dict(prompt=HOSTILE, answer_1=HOSTILE + "a", answer_2=HOSTILE + "b")]
-    desk = label_preferences(rows, tmp_path / "<b>.jsonl")
-    seen = desk._repr_mimebundle_()["text/html"]
+    seen = label_preferences(rows, tmp_path / "<b>.jsonl")._repr_mimebundle_()["text/html"]
     assert not re.search(r"<(script|img|b>\.)", seen) and "\u202e" not in seen and "U+202E" in seen
 
 

@@ -46,8 +46,7 @@ KINDS = dict(
 
 def parts_of(kind: str) -> dict:
     if "turns" in kind:
-        world = guess_number(9, 3, 36, ("a", "b", "c"))
-        return dict(environment_factory=world, max_turns=2)
+        return dict(environment_factory=guess_number(9, 3, 36, ("a", "b", "c")), max_turns=2)
     if kind != "lora":
         return {}
     from peft import LoraConfig

@@ -212,8 +212,7 @@ def run(tokenizer, data, small_args, kind, **changes):
     trainer = SFTTrainer(families(tokenizer)[kind], args, data, data.select(range(13)), tokenizer)
     start = trainer.evaluate()["eval_loss"]
     trainer.train()
-    losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
-    return trainer, losses, start
+    return trainer, [log["loss"] for log in trainer.state.log_history if "loss" in log], start
 
 
 # catches: rows that see each other (an attention mask, the cache left on, positions that run
@@ -237,9 +236,8 @@ def test_packing_changes_no_loss(tokenizer, uneven, small_args, kind):
         )
         < 1e-4
     )
-    lines = on.data_collator([on.train_dataset[i] for i in range(12)])["input_ids"]
     assert (
-        lines.numel()
+        on.data_collator([on.train_dataset[i] for i in range(12)])["input_ids"].numel()
         < off.data_collator([off.train_dataset[i] for i in range(12)])["input_ids"].numel()
     )
 
@@ -258,8 +256,7 @@ def test_lines_by_hand():
     assert batch["labels"].tolist() == [[-100, -100, -100, 7, 1], [-100, 3, 1, -100, 1]]
     assert batch["use_cache"] is False
     assert "attention_mask" not in batch
-    wide = packed_batch(rows[1:], 9, 9)
-    assert wide["input_ids"].tolist() == [[4, 5, 6, 7, 1, 8, 1]]
+    assert packed_batch(rows[1:], 9, 9)["input_ids"].tolist() == [[4, 5, 6, 7, 1, 8, 1]]
     left = packed_batch(rows[:2], 9)
     assert left["input_ids"].tolist()[1] == [2, 3, 1, 9, 9]
     assert left["position_ids"].tolist()[1] == [0, 1, 2, 0, 1]

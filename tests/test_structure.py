@@ -177,10 +177,9 @@ def too_long(source: str) -> list[str]:
 
 def of_trainer() -> set[str]:
     "Private names of transformers' Trainer: methods, class attributes, and those it sets on itself."
-    tree = parsed(inspect.getsource(Trainer))
     on_itself = {
         node.attr
-        for node in ast.walk(tree)
+        for node in ast.walk(parsed(inspect.getsource(Trainer)))
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         if isinstance(node.value, ast.Name) and node.value.id == "self"
     }

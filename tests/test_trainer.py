@@ -451,8 +451,7 @@ def test_a_step_past_the_schedule_is_named(ppo, caplog):
 
 
 def test_completions_end_at_stop_strings(ppo):
-    trainer = ppo(stop_strings=list("abcdefghij"))
-    assert trainer.generate_completions()["eval_length"] == 1
+    assert ppo(stop_strings=list("abcdefghij")).generate_completions()["eval_length"] == 1
 
 
 # ---- Saving and going on ----

@@ -174,8 +174,7 @@ def test_a_row_does_not_depend_on_its_neighbours(name, end_to_end):
 
 # catches: a mask of N x N where attention is written out, or a flash kernel that is not made use of
 def test_who_reads_rows_end_to_end():
-    config = copy.deepcopy(MODELS["llama"])
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(MODELS["llama"]))
     for name in ("sdpa", "eager", *PACKED_ATTENTION):
         model.config._attn_implementation = name
         assert reads_end_to_end(model) == (name in PACKED_ATTENTION)

@@ -445,8 +445,7 @@ def apart(r: Rollout, cfg: Objective) -> Rollout:
 
 
 def last_turn(r: Rollout, cfg: Objective) -> Rollout:
-    last = r.turn == r.turn_counts[:, None] - 1
-    return r.with_(advantages=right(r, cfg).advantages * last)
+    return r.with_(advantages=right(r, cfg).advantages * (r.turn == r.turn_counts[:, None] - 1))
 
 
 def unfinished(r: Rollout, cfg: Objective) -> Rollout:

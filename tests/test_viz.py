@@ -263,15 +263,14 @@ def test_what_does_not_fit_is_refused_with_a_mend():
 
 def test_plain_text_is_the_same_table():
     # catches: markup or escapes in the text, columns that do not line up
-    text = repr(
+    assert repr(
         signal_table(
             ["<s>", " a"],
             torch.tensor([True, False]),
             reward=torch.tensor([0.5, 9.0]),
             kl=torch.tensor([-10.25, 9.0]),
         )
-    )
-    assert text.splitlines() == [
+    ).splitlines() == [
         "· is padding",
         "           <s>  ·",
         "reward   +0.50  ·",
@@ -322,10 +321,9 @@ def test_episode_table_values_and_columns():
 def test_episode_table_says_how_many_there_are():
     # catches: the first rows of many passed off as all of them
     rows = [dict(a=1.0)] * 2
-    captions = [
+    assert [
         check_markup(episode_table(rows, of=of, title="T")).captions[0] for of in (None, 2, 12345)
-    ]
-    assert captions == ["T (2 rows)", "T (2 rows)", "T (first 2 of 12,345 rows)"]
+    ] == ["T (2 rows)", "T (2 rows)", "T (first 2 of 12,345 rows)"]
     assert check_markup(episode_table(rows[:1])).captions == ["1 row"]
 
 
@@ -389,5 +387,4 @@ def test_curves_refuse_what_is_not_there():
 
 
 def test_curves_survive_an_empty_metric():
-    frame = logs().assign(never=np.nan)
-    curves(frame, ["never", "kl"]).canvas.draw()
+    curves(logs().assign(never=np.nan), ["never", "kl"]).canvas.draw()

@@ -58,8 +58,7 @@ def my_update(policy, value, reference, optimizer, rollout, score, stop_id, kl_c
 
 def smaller_policy_loss(logprobs, old_logprobs, advantages, mask):
     ratio = (logprobs - old_logprobs).exp()
-    near = ratio.clamp(0.8, 1.2)
-    return torch.minimum(-advantages * ratio, -advantages * near)[mask].sum()
+    return torch.minimum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2))[mask].sum()
 
 
 def paid(where: Callable) -> Callable:
@@ -190,8 +189,7 @@ def with_a_closure(policy, value, reference, optimizer, rollout, score, stop_id,
     old = response_logprobs(policy, *rows).logprobs.detach()
     kl = old - response_logprobs(reference, *rows).logprobs
     v = response_values(value, *rows)[:, :-1].detach()
-    rewards = shape_rewards(score(rows[2], mask), kl, mask, kl_coef)[0]
-    advantages = gae(rewards, v, mask)
+    advantages = gae(shape_rewards(score(rows[2], mask), kl, mask, kl_coef)[0], v, mask)
     targets, advantages = advantages + v, whiten(advantages, mask)
 
     def closure():

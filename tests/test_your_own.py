@@ -286,10 +286,9 @@ def test_a_tokenizer_is_not_made_of_what_is_no_text(refused, column):
     Path("bad").mkdir()
     talk = [dict(role="user", content="hello")]
     write_rows(Path("bad/talk.jsonl"), [GOOD | {column: talk}])
-    line = (
+    assert f"the {column} of row 0 is [{{'content': 'hello'" in refused(
         f"rlhf-nb sft --dataset_name bad/talk.jsonl --from_scratch --output_dir run {FAST['sft']}"
     )
-    assert f"the {column} of row 0 is [{{'content': 'hello'" in refused(line)
 
 
 # catches: a batch that no whole group fits, prompts that do not fill one batch, an end of the data

@@ -165,8 +165,7 @@ SMALL = SHAPE | dict(
 
 def right(kept: Kept, device: str, asked: argparse.Namespace) -> None:
     killed = Killed(asked.output / "killed", device)
-    half = device == "cuda"
-    for precision in ("float32", "bf16") if half else ("float32",):
+    for precision in ("float32", "bf16") if device == "cuda" else ("float32",):
         for trim in (None, True, False):
             kept.measure(
                 f"ratio_{precision}_trim_{trim}",
