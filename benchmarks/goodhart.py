@@ -459,10 +459,8 @@ def ppo_job(run: DemoRun, size: Size, name: str) -> dict[str, Any]:
     "One PPO run, and what the gold judge says about each of its rollouts."
     settings = dict(ppo_runs(size)[name])
     rewards, s = settings.pop("reward"), run.settings
-    folder, world = (
-        run.folder / "policies" / name,
-        load_from_disk(str(run.folder / "world"))["train"],
-    )
+    folder = run.folder / "policies" / name
+    world = load_from_disk(str(run.folder / "world"))["train"]
     shutil.rmtree(folder, ignore_errors=True)
     of_length = rewards == "length"
     episodes = size.length_episodes if of_length else size.episodes

@@ -202,9 +202,8 @@ def test_every_setting_says_what_it_is():
 
     facts = facts_of(Mine)
     assert facts["own"] == facts["kl_coef"] == Facts("run")
-    assert (
-        facts["named"].words == {"judges", "names"} and facts["lam"] == facts_of(PPOConfig)["lam"]
-    )
+    assert facts["named"].words == {"judges", "names"}
+    assert facts["lam"] == facts_of(PPOConfig)["lam"]
     assert settings_that_say(Mine, "names")[-1] == "named"
 
 

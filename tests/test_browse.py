@@ -313,9 +313,8 @@ def test_odd_episodes_are_found():
     rich_and_far.loc[7, ["score", "kl"]] = [3.0, 9.0]
     rich.loc[7, "score"] = 3.0
     far.loc[7, ["score", "kl"]] = [-3.0, 9.0]
-    assert [(s.update, s.episode) for s in episode_suspects(rich_and_far)] == [
-        (0, 7)
-    ] and episode_suspects(rich) == episode_suspects(far) == []
+    assert [(s.update, s.episode) for s in episode_suspects(rich_and_far)] == [(0, 7)]
+    assert episode_suspects(rich) == episode_suspects(far) == []
     for name, value in dict(length=40, repetition=0.9).items():
         odd = base.copy()
         odd.loc[37, ["score", name]] = [9.0, value]
@@ -346,9 +345,8 @@ def test_alarms_and_jumps():
     assert run_suspects(slope) == []
     jump = slope.copy()
     jump.loc[12:, "objective/kl"] += 30
-    assert [(s.update, s.episode) for s in run_suspects(jump)] == [
-        (12, None)
-    ] and "Jump. Update 12: KL went from 5.51 to 36" in run_suspects(jump)[0].sentence
+    assert [(s.update, s.episode) for s in run_suspects(jump)] == [(12, None)]
+    assert "Jump. Update 12: KL went from 5.51 to 36" in run_suspects(jump)[0].sentence
     hacked = pd.DataFrame(
         [
             dict(update=u, **{"objective/kl": 1.5 * u, "objective/raw_scores": u + 0.1 * (u % 2)})

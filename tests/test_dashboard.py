@@ -104,9 +104,8 @@ def test_kl_coef_takes_effect_with_the_next_update_and_is_kept(ppo, kind):
     trainer.train()
     assert all(abs(value - 0.05) < 0.01 for value in coefs(trainer)[:3])
     assert coefs(trainer)[3] == 0.4
-    assert all(abs(value - 0.4) < 0.02 for value in coefs(trainer)[3:]) and (
-        len(set(coefs(trainer)[3:])) == 1
-    ) == (kind == "fixed")
+    assert all(abs(value - 0.4) < 0.02 for value in coefs(trainer)[3:])
+    assert (len(set(coefs(trainer)[3:])) == 1) == (kind == "fixed")
     assert kept(trainer, 3) == 0.4 != kept(trainer, 2)
     (line,) = (line for line in trainer.state.log_history if "steering/kl_coef" in line)
     before = line["steering/kl_coef_before"]

@@ -535,9 +535,8 @@ def test_the_command(tmp_path, capsys):
     assert "words" in out and "+0.50" in out and "+0.00" not in out and "cut off" not in out
     assert "Not in this file: logprobs" in out and list(tmp_path.iterdir()) == [path]
     view_command([str(path), *columns, "--no-browser"])
-    assert (tmp_path / "mine-rollouts.html").is_file() and "Read as your mapping" in (
-        capsys.readouterr().out
-    )
+    assert (tmp_path / "mine-rollouts.html").is_file()
+    assert "Read as your mapping" in capsys.readouterr().out
     view_command([str(files.verl(tmp_path / "verl")), "--no-browser", "--update", "2"])
     _, data = read_page(tmp_path / "verl" / "rollouts.html")
     assert [one["name"] for one in data["updates"]] == ["2"]

@@ -497,9 +497,8 @@ def test_columns_with_our_names_get_a_prefix():
     theirs = {name: ["theirs"] * len(r) for name in OWN}
     taken, plain = r.with_(columns=theirs | dict(label=range(len(r)))), r.with_(columns={})
     frame = taken.episodes()
-    assert frame[[*plain.episodes()]].equals(plain.episodes()) and [*frame.label] == [
-        *range(len(r))
-    ]
+    assert frame[[*plain.episodes()]].equals(plain.episodes())
+    assert [*frame.label] == [*range(len(r))]
     assert all((frame[f"data/{name}"] == "theirs").all() for name in OWN)
     assert str(taken) == str(plain) and taken._repr_html_() == plain._repr_html_()
     assert "score" not in r.with_(scores=None, columns=theirs).episodes()

@@ -391,10 +391,8 @@ def test_what_if_over_turns_is_what_the_trainer_would_have_made(estimator):
     for e in range(len(r)):
         after = value = 0.0
         for t in reversed(r.chosen[e].nonzero()[:, 0].tolist()):
-            k, later = (
-                int(r.turn[e, t]),
-                r.chosen[e, t + 1 :] & (r.turn[e, t + 1 :] == r.turn[e, t]),
-            )
+            k = int(r.turn[e, t])
+            later = r.chosen[e, t + 1 :] & (r.turn[e, t + 1 :] == r.turn[e, t])
             pays = 0.0 if later.any() else r.turn_rewards[e, k] - 0.7 * ~r.turn_stopped[e, k]
             delta = pays - 0.3 * again.kl[e, t] + 0.9 * value - r.values[e, t]
             by_hand[e, t] = after = delta + 0.9 * 0.5 * after
@@ -460,9 +458,8 @@ def test_a_rollout_without_an_objective_asks_for_it():
             seen = view(old, objective=chosen)
             header, _ = unpacked(packed_update(seen.shown, None, seen.objective))
             assert "(chosen by you)" in header["told"] and bool(header["recipe"]) == fits
-            assert (header["asks"] is None) == fits and (
-                "do not come out" in header["told"]
-            ) != fits
+            assert (header["asks"] is None) == fits
+            assert ("do not come out" in header["told"]) != fits
     with pytest.raises(ValueError, match="carries its own"):
         view(r, objective=Objective())
 
@@ -538,9 +535,8 @@ def test_ratio_and_clipped_by_hand():
     )
     up = r.logprobs + math.log(1.5)
     shown = view(r, now=up).shown
-    assert torch.allclose(shown.signals(0)["ratio - 1"], torch.tensor(0.5)) and shown.signals(0)[
-        "clipped"
-    ].tolist() == [1, 1, 0]
+    assert torch.allclose(shown.signals(0)["ratio - 1"], torch.tensor(0.5))
+    assert shown.signals(0)["clipped"].tolist() == [1, 1, 0]
     for wide in (dict(cliprange=0.6), dict(cliprange_high=0.6)):
         wider = view(r.with_(objective=r.objective | wide), now=up).shown
         assert wider.signals(0)["clipped"].tolist() == [0, 0, 0]

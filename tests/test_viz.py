@@ -185,12 +185,10 @@ def test_strip_scale():
     # catches: padding in the scale, nan as the scale, vmax ignored, whole numbers left uncoloured
     full = "#cc660080"
     assert full in token_strip(["a", "b"], [1.0, 1e9], [True, False])
-    assert full in token_strip(["a", "b"], [1.0, float("nan")]) and full in token_strip(
-        ["a"], [float("inf")], vmax=1.0
-    )
-    assert full not in token_strip(["a"], [1.0], vmax=10.0) and full in token_strip(
-        ["a", "b"], [0, 1]
-    )
+    assert full in token_strip(["a", "b"], [1.0, float("nan")])
+    assert full in token_strip(["a"], [float("inf")], vmax=1.0)
+    assert full not in token_strip(["a"], [1.0], vmax=10.0)
+    assert full in token_strip(["a", "b"], [0, 1])
     assert "+1.00" in token_strip(["a", "b"], [0, 1])
     for bad in (0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="vmax"):
@@ -357,9 +355,8 @@ def test_curves_draw_means_and_bands():
 def test_curves_leave_gaps_out_and_smooth_nothing():
     frame = logs().query("run == 'low' and seed == 0").drop(columns="run")
     axes = curves(frame, {"learning rate": "lr", "KL": "kl"}, title="one run").axes
-    assert [a.get_title() for a in axes] == ["learning rate", "KL"] and axes[
-        0
-    ].get_xlabel() == "episode"
+    assert [a.get_title() for a in axes] == ["learning rate", "KL"]
+    assert axes[0].get_xlabel() == "episode"
     assert axes[0].get_lines()[0].get_xdata().tolist() == [1, 3] and not axes[1].collections
     assert axes[1].get_lines()[0].get_ydata().tolist() == [1, 2, 3]
 
