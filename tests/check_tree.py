@@ -42,9 +42,7 @@ def tree(root: Path) -> dict[str, bytes]:  # path below root -> content, without
         paths = [root / name for name in listed.stdout.decode().split("\0") if name]
     else:
         paths = [*root.glob("*"), *(root / "nbs").rglob("*"), *(root / "rlhf_nb").rglob("*.py")]
-    return {
-        path.relative_to(root).as_posix(): path.read_bytes() for path in paths if path.is_file()
-    }
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in paths if p.is_file()}
 
 
 def run_nbdev(
@@ -248,9 +246,7 @@ def check_readme(root: Path, write: bool = False) -> list[str]:
             (root / name).write_bytes(content)
         print(f"wrote {', '.join(want)}")
     elif have != want:
-        names = sorted(
-            name for name in have.keys() | want.keys() if have.get(name) != want.get(name)
-        )
+        names = sorted(x for x in have.keys() | want.keys() if have.get(x) != want.get(x))
         problems.append(
             f"not what {INDEX} says: {', '.join(names)}. Run `make readme`, and commit the result."
         )

@@ -23,15 +23,7 @@ PAIRS = Dataset.from_dict(
 )
 
 
-def make(
-    folder: Path,
-    what: str,
-    out: str,
-    data: Dataset,
-    lora: bool = False,
-    dropout: float = 0.0,
-    **changes,
-):
+def make(folder: Path, what: str, out: str, data: Dataset, lora=False, dropout=0.0, **changes):
     "A trainer of the one kind or the other; models by name, as the command line's user gives them."
     from rlhf_nb.reward import RewardConfig, RewardTrainer
     from rlhf_nb.sft import SFTConfig, SFTTrainer

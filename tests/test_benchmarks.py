@@ -59,14 +59,8 @@ def update(**changes) -> dict:
 def results(found: dict[str, list[dict]]) -> dict:
     "As `main` would keep them."
     rate = dict(own_shapes=1e9, large=2e9)
-    run = dict(
-        name="small",
-        threads=1,
-        rounds=found,
-        versions={},
-        rate=rate,
-        **bench.summary(SIZES, found, rate),
-    )
+    run = dict(name="small", threads=1, rounds=found, versions={}, rate=rate)
+    run |= bench.summary(SIZES, found, rate)
     return dict(environment=common.environment(True), quick=False, runs=[run])
 
 
@@ -136,13 +130,8 @@ def test_other_work_is_refused(side, changes, said):
 # catches: refusing work that nobody reads being left out: padding, and the last token of a row
 def test_padding_and_last_tokens_may_be_left_out():
     less = WANTED["real"] - 2 * 8
-    bench.check_equal(
-        SIZES,
-        dict(
-            ours=[update(computed=WANTED["real"]), update(real=less, computed=less)],
-            peer=[update()],
-        ),
-    )
+    ours = [update(computed=WANTED["real"]), update(real=less, computed=less)]
+    bench.check_equal(SIZES, dict(ours=ours, peer=[update()]))
 
 
 # catches: a count that forgets the value model, the backward pass, the epochs or a matrix, that

@@ -740,9 +740,7 @@ def test_nothing_in_a_text_steers_the_terminal():
 
 
 # catches: a path, a text or a unit that is printed as it is, and a warning of a log with one
-def test_what_others_wrote_does_not_steer_the_terminal(
-    parts, rollout, tmp_path, monkeypatch, capsys
-):
+def test_what_others_wrote_steers_no_terminal(parts, rollout, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(parts)
     evil = "\x1b[2J\x07\u202e"
     run = str(tmp_path / evil)

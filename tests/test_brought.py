@@ -492,9 +492,7 @@ DEMONSTRATIONS = Dataset.from_dict(dict(prompt=["a"] * 4, completion=["b"] * 4))
         (BertForSequenceClassification, BertConfig(**SMALL, is_decoder=True), "its head gives"),
     ],
 )
-def test_what_is_no_reward_model_is_refused_everywhere(
-    ppo, letters, small_args, kind, config, said
-):
+def test_what_is_no_judge_is_refused_everywhere(ppo, letters, small_args, kind, config, said):
     torch.manual_seed(0)
     model = kind(config)
     nn.init.normal_(scorer_head(model).weight)

@@ -297,16 +297,8 @@ def test_a_run_without_a_log_is_drawn_from_its_rollouts(tmp_path):
 def test_odd_episodes_are_found():
     # catches: odd but badly paid, well paid but ordinary, a mean over all updates in which the last
     # looks odd as a whole
-    base = pd.DataFrame(
-        dict(
-            update=np.repeat([0, 1], 30),
-            episode=[*range(30)] * 2,
-            score=0.0,
-            kl=1.0,
-            length=10,
-            repetition=0.0,
-        )
-    )
+    episodes = dict(update=np.repeat([0, 1], 30), episode=[*range(30)] * 2)
+    base = pd.DataFrame(dict(**episodes, score=0.0, kl=1.0, length=10, repetition=0.0))
     base.loc[30:, ["score", "kl"]] = [5.0, 20.0]
     assert episode_suspects(base) == []
     rich_and_far, rich, far = base.copy(), base.copy(), base.copy()
@@ -367,11 +359,7 @@ def test_every_suspect_leads_to_its_place(run):
     far = next(s for s in episode_suspects(seen.run.numbers(), far=1.9) if s.update == 2)
     seen.suspects = [far, Suspect(1, None, "the update as a whole"), Suspect(99, None, "later")]
     head = seen.head(seen.updates(), seen.suspects)
-    assert [(one["update"], one["row"]) for one in head["suspects"]] == [
-        (2, 3),
-        (1, None),
-        (4, None),
-    ]
+    assert [(x["update"], x["row"]) for x in head["suspects"]] == [(2, 3), (1, None), (4, None)]
     seen.reader.place = dict(find="zebra", sort="score", down=True, signal="kl")
     wanted = dict(find="", only="all", signal="kl")
     seen.go(seen.suspects[0])

@@ -78,12 +78,8 @@ def finish(child: subprocess.Popen, folder: Path) -> tuple[int, str, str, object
     "Exit code, what it said, and what it used of the machine."
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
-    return (
-        child.returncode,
-        Path(f"{folder}.out").read_text(),
-        Path(f"{folder}.err").read_text(),
-        used,
-    )
+    said = (Path(f"{folder}.{name}").read_text() for name in ("out", "err"))
+    return child.returncode, *said, used
 
 
 def models(folder: Path) -> dict[str, bytes]:

@@ -105,13 +105,8 @@ def advantages_in_numpy(r: Rollout, cfg: Objective, beta: float) -> list[np.ndar
             others = np.mean([earned[j] for j in group if j != i])
             mean = np.mean([earned[j] for j in group])
             deviation = np.sqrt(sum((earned[j] - mean) ** 2 for j in group) / (K - 1))
-            found.append(
-                {
-                    "rloo": own - others,
-                    "grpo": (own - mean) / (deviation + 1e-4),
-                    "dr_grpo": own - mean,
-                }[name]
-            )
+            scaled = (own - mean) / (deviation + 1e-4)
+            found.append(dict(rloo=own - others, grpo=scaled, dr_grpo=own - mean)[name])
         return [np.full(n, a) for n, a in zip(lengths, found)]
     assert name in ("gae", "reinforce_pp"), f"no numbers in numpy for {name}"
     values = r.values.numpy() if name == "gae" else np.zeros(r.mask.shape)
@@ -487,9 +482,7 @@ def ready_to_learn(trainer) -> Rollout:
     return trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:12])))
 
 
-def step_in_numpys_terms(
-    policy, r: Rollout, args: PPOConfig, beta: float
-) -> dict[str, torch.Tensor]:
+def step_in_numpy(policy, r: Rollout, args: PPOConfig, beta: float) -> dict[str, torch.Tensor]:
     "The policy's weights after one step of the plain formula, written once more."
     new = response_logprobs(policy, *r.sequences, temperature=0.8).logprobs
     gap = (new - r.logprobs) * r.mask
@@ -534,7 +527,7 @@ def test_a_whole_update(ppo, name):
             r.advantages.double(), wanted[:, : r.mask.shape[1]], atol=1e-5, rtol=0
         )
     metrics = trainer.update(r)
-    stepped = step_in_numpys_terms(policy, r, args, beta)
+    stepped = step_in_numpy(policy, r, args, beta)
     assert any(not torch.equal(p, stepped[n]) for n, p in policy.named_parameters())
     for part, weight in trainer.policy.named_parameters():
         torch.testing.assert_close(weight.data, stepped[part], atol=1e-6, rtol=0)

@@ -61,16 +61,7 @@ def test_the_interval_is_wilsons_and_ties_narrow_it():
 @pytest.mark.parametrize("n", [100, 400])
 @pytest.mark.parametrize(
     "win, tie",
-    [
-        (0.5, 0.0),
-        (0.33, 0.0),
-        (0.8, 0.0),
-        (0.25, 0.5),
-        (0.3, 0.1),
-        (0.65, 0.3),
-        (0.1, 0.8),
-        (0.05, 0.3),
-    ],
+    [(0.5, 0), (0.33, 0), (0.8, 0), (0.25, 0.5), (0.3, 0.1), (0.65, 0.3), (0.1, 0.8), (0.05, 0.3)],
 )
 def test_the_interval_covers_the_truth(n, win, tie):
     truth, seen = win + tie / 2, {}

@@ -369,9 +369,7 @@ class Wide(TorchDispatchMode):
 
     def now(self) -> int:
         self.made = [ref for ref in self.made if ref() is not None]
-        return sum(
-            {x.data_ptr(): x.nbytes for ref in self.made if (x := ref()) is not None}.values()
-        )
+        return sum({x.data_ptr(): x.nbytes for r in self.made if (x := r()) is not None}.values())
 
 
 # catches: logits or a softmax kept from forward to backward, a chunk that grows with the tokens,

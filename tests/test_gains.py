@@ -26,12 +26,8 @@ MODELS = ("ppo@0.01", "sft@0.01")
 MORE = dict(covered=3.0, invented=0.1, length=9.0)
 QUICK = [
     dict(model=model, temperature=t, win_rate=rate, malformed=0.01, **MORE)
-    for model, t, rate in (
-        ("sft", 0.01, 0.2),
-        ("ppo", 0.01, 0.9),
-        ("sft", 1.0, 0.4),
-        ("ppo", 1.0, 0.6),
-    )
+    for t, *rates in ((0.01, 0.2, 0.9), (1.0, 0.4, 0.6))
+    for model, rate in zip(("sft", "ppo"), rates)
 ]
 OURS, THEIRS = [0.7, 0.8, 0.9], [0.4, 0.6, 0.5]
 

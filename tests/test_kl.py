@@ -162,12 +162,7 @@ def random_logprobs(seed, rows=4, width=5):
     return logprobs, ref, torch.arange(width) < torch.randint(width + 1, (rows, 1), generator=g)
 
 
-FORMULAS = {
-    "k1": lambda l: -l,
-    "k2": lambda l: l**2 / 2,
-    "k3": lambda l: np.exp(l) - 1 - l,
-    "abs": np.abs,
-}
+FORMULAS = dict(k1=lambda l: -l, k2=lambda l: l**2 / 2, k3=lambda l: np.exp(l) - 1 - l, abs=np.abs)
 
 
 # catches: an estimator that mixes columns or rows, a mean inside it, a wrong formula

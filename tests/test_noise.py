@@ -69,9 +69,7 @@ def shaken(model: nn.Module, width: float) -> nn.Module:
     def shake(module: nn.Module, given: tuple, output: torch.Tensor) -> torch.Tensor:
         return output + width * torch.randn_like(output) if module.training else output
 
-    next(x for name, x in model.named_modules() if name.endswith(".0.mlp")).register_forward_hook(
-        shake
-    )
+    next(x for n, x in model.named_modules() if n.endswith(".0.mlp")).register_forward_hook(shake)
     return model
 
 

@@ -64,9 +64,7 @@ def test_the_mask_in_the_picture_is_the_mask():
 
 # catches: an arrow to the column's own token, and a column too many or too few
 def test_each_response_token_is_chosen_once():
-    shown = [
-        text for text in sequence_texts(PICTURES[1], "token") if text in ("sat", "down", "STOP")
-    ]
+    shown = [x for x in sequence_texts(PICTURES[1], "token") if x in ("sat", "down", "STOP")]
     assert sorted(shown) == sorted(["sat", "down", "STOP"] * 2)
     assert "Columns 2 to 4" in PICTURES[1]
     assert sequence_texts(PICTURES[1], "note").count("nothing") == 1

@@ -62,9 +62,7 @@ def lora(task: str) -> LoraConfig:
     return LoraConfig(task_type=task, r=4)
 
 
-def setup(
-    layout: str = "zero2", n: int = 8, micro: int = 4, steps: int = 6, chunk: int = 8, **more
-):
+def setup(layout="zero2", n=8, micro=4, steps=6, chunk=8, **more):
     return MemoryPlan(
         SMALL,
         more.pop("reward", SMALL),

@@ -326,9 +326,7 @@ def no_work(*given):
         (dict(num_mini_batches=3), "num_mini_batches is 3"),
     ],
 )
-def test_a_setting_that_cannot_be_changed_is_refused_before_the_work(
-    run, monkeypatch, settings, said
-):
+def test_what_cannot_be_changed_is_refused_before_the_work(run, monkeypatch, settings, said):
     monkeypatch.setattr(module, "update_again", no_work)
     with pytest.raises(ValueError, match=said) as error:
         replay(run(), 1, **settings)

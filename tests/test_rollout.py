@@ -222,11 +222,8 @@ def draws(wide=torch.float64, right=True, before_the_end=True, scaled=True, bloc
         line = probs[:blocks].cumsum(-1, dtype=wide).double()
         end = line[:, -1:]
         at = chance * end if scaled else chance
-        at = (
-            torch.minimum(at, end.nextafter(torch.zeros_like(end)))
-            if before_the_end
-            else at + 1e-16
-        )
+        below = end.nextafter(torch.zeros_like(end))
+        at = torch.minimum(at, below) if before_the_end else at + 1e-16
         return torch.searchsorted(line, at, right=right)
 
     return draw

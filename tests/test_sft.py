@@ -229,13 +229,8 @@ def test_packing_changes_no_loss(tokenizer, uneven, small_args, kind):
     assert len(losses) == 4
     assert losses[-1] < losses[0]
     assert sum(packed) / 4 == pytest.approx(sum(losses) / 4, abs=1e-5)
-    assert (
-        max(
-            (a - b).abs().max().item()
-            for a, b in zip(off.model.parameters(), on.model.parameters())
-        )
-        < 1e-4
-    )
+    ends = zip(off.model.parameters(), on.model.parameters())
+    assert max((a - b).abs().max().item() for a, b in ends) < 1e-4
     assert (
         on.data_collator([on.train_dataset[i] for i in range(12)])["input_ids"].numel()
         < off.data_collator([off.train_dataset[i] for i in range(12)])["input_ids"].numel()
@@ -322,9 +317,7 @@ def test_bars_are_silent_and_come_back(tiny, tokenizer, world, small_args, monke
     "kind, packing",
     [("gpt_neox", False), ("llama", True), pytest.param("gpt2", False, marks=pytest.mark.slow)],
 )
-def test_a_resumed_run_is_the_same_bit_for_bit(
-    tokenizer, uneven, small_args, tmp_path, kind, packing
-):
+def test_a_resumed_run_is_bitwise_the_same(tokenizer, uneven, small_args, tmp_path, kind, packing):
     data = (
         concatenate_datasets([uneven.shuffle(seed=i) for i in range(5)])
         .map(lambda row, i: dict(completion=row["completion"] + " my" * (i % 2)), with_indices=True)
@@ -368,9 +361,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(trained):
 
 # catches: a whole model saved beside the adapter, base weights that move, an adapter that does not
 # load or resume
-def test_an_adapter_is_trained_saved_and_resumed_alone(
-    tiny, tokenizer, world, small_args, tmp_path
-):
+def test_an_adapter_is_trained_saved_resumed_alone(tiny, tokenizer, world, small_args, tmp_path):
     base, data = str(tmp_path / "base"), world["train"].select_columns(["prompt", "completion"])
     tiny().save_pretrained(base)
 

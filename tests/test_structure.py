@@ -126,11 +126,7 @@ def parents(sources: list[str]) -> dict[str, list[str]]:
     "The bases of each class, by their last names."
     nodes = [node for source in sources for node in ast.walk(parsed(source))]
     last = lambda base: ast.unparse(base).split("[")[0].split(".")[-1]
-    return {
-        node.name: [last(base) for base in node.bases]
-        for node in nodes
-        if isinstance(node, ast.ClassDef)
-    }
+    return {n.name: [last(base) for base in n.bases] for n in nodes if isinstance(n, ast.ClassDef)}
 
 
 def private_chain(name: str, bases: dict[str, list[str]]) -> int:

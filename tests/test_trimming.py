@@ -49,9 +49,7 @@ MODELS = dict(
 )
 
 
-def rows(
-    seed: int = 0, n: int = 6, prompt: int = 19, response: int = 14
-) -> tuple[torch.Tensor, ...]:
+def rows(seed=0, n=6, prompt=19, response=14) -> tuple[torch.Tensor, ...]:
     "Prompts of 1 to 19 tokens, responses of 1 to 14, and ids on padding that no embedding has."
     draw = torch.Generator().manual_seed(seed)
     lengths = [torch.randint(1, most + 1, (n, 1), generator=draw) for most in (prompt, response)]

@@ -261,9 +261,7 @@ def test_every_end_of_a_clip_matters_in_each_draw():
     seed = 1634561874
     without = rewrite(my_update, "old_values - 0.2 → old_values - 1.2")
     first_worlds = training_loop.two_worlds(torch.Generator().manual_seed(seed))
-    assert all(
-        same(run_update(without, world), run_update(my_update, world)) for world in first_worlds
-    )
+    assert all(same(run_update(without, w), run_update(my_update, w)) for w in first_worlds)
     assert not UPDATE.judge(without, seed)
 
 

@@ -206,13 +206,7 @@ def refused(made, monkeypatch, capfd):
     one message. A file that it is given is in bad/."""
     monkeypatch.chdir(made)
     for module in (ppo, sft, reward, judge):
-        for name in (
-            "load_policy",
-            "scorers",
-            "load_run_tokenizer",
-            "load_reward_model",
-            "load_judge",
-        ):
+        for name in "load_policy scorers load_run_tokenizer load_reward_model load_judge".split():
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, no_model)
     there = sorted(os.listdir())

@@ -70,9 +70,7 @@ class File:
         self.page, self.asked, self.faults = page, [], []
         page.on("request", lambda r: self.asked.append(r.url))
         page.on("websocket", lambda ws: self.asked.append(ws.url))
-        page.on(
-            "pageerror", lambda error: self.faults.append(f"uncaught in the page: {error}"[:600])
-        )
+        page.on("pageerror", lambda e: self.faults.append(f"uncaught in the page: {e}"[:600]))
         page.on("console", lambda m: m.type == "error" and self.faults.append(m.text[:600]))
         page.on(
             "dialog",
@@ -1040,9 +1038,7 @@ def test_two_runs_are_told_apart(tmp_path: Path, read: Callable):
 # catches: texts from outside that are taken for names which every object has
 def test_a_prompt_that_is_the_name_of_a_method(tmp_path: Path, read: Callable):
     names = ["constructor", "toString", "__proto__", "hasOwnProperty", "valueOf", "plain"]
-    run = run_of(
-        tmp_path / "run", 2, lambda u: rollout(6, 8, seed=u, update=u, prompts=list(names))
-    )
+    run = run_of(tmp_path / "run", 2, lambda u: rollout(6, 8, seed=u, update=u, prompts=[*names]))
     (run / "completions").mkdir()
     (run / "completions" / "sft.csv").write_text(
         "query,model response,score\n__proto__,an answer,1.5\n"
