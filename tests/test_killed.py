@@ -79,7 +79,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(alone, tmp_path, kind, few)
     expected, seconds, _ = alone(kind)
     waits = moments(kind, seconds, few)
     found = [
-        killed_and_resumed(kind, tmp_path / str(i), wait, expected) for i, wait in enumerate(waits)
+        killed_and_resumed(kind, tmp_path / str(i), wait, expected, victim=i)
+        for i, wait in enumerate(waits)
     ]
     assert not [wrong for wrong in found if wrong]
     assert found.count("") >= len(waits) * 0.5, "too few were caught alive: the moments are late"
@@ -88,7 +89,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(alone, tmp_path, kind, few)
 # catches: one update more for a run that was finished
 def test_a_finished_run_that_is_resumed_does_nothing_more(alone):
     expected, _, folder = alone("ppo")
-    child = start("ppo", folder)
+    (child,) = start("ppo", folder)
     child.join()
     assert child.exitcode == 0 and result("ppo", folder)["weights"] == expected["weights"]
 
@@ -147,7 +148,7 @@ def run(kind: str, folder: str, how: str) -> None:
         return trainer
 
     setattr(kills, name, watched)
-    kills.train(kind, folder, False)
+    kills.train(kind, folder, False, rank=0, port=0)
 
 
 def begun(kind: str, folder: Path, how: str, there: str = "stepped"):
@@ -188,7 +189,7 @@ def test_a_signal_saves_where_it_stops(alone, tmp_path, kind, number):
     (last,) = folder.glob("checkpoint-*")
     assert (last / MANIFEST).is_file()
     assert f"The last whole checkpoint is {last}: train(resume_from_checkpoint=True)" in said
-    again = start(kind, folder)
+    (again,) = start(kind, folder)
     again.join()
     assert again.exitcode == 0 and result(kind, folder) == expected
 
@@ -222,7 +223,7 @@ def test_a_second_run_in_the_folder_is_refused(tmp_path):
     child.kill()
     child.join()
     assert (folder / "_run.lock").exists()
-    third = start("ppo", folder)
+    (third,) = start("ppo", folder)
     third.join()
     assert third.exitcode == 0 and not [*folder.glob("_run.*")]
 
