@@ -53,8 +53,7 @@ def one(policy: Any, bug: str | None, seed: int, **changes: Any) -> tuple[list, 
             last.responses[:4], last.raw_scores.tolist(), last.mask.sum(1).tolist()
         )
     ]
-    kept = log[sorted(COLUMNS)].round(4).assign(seed=seed)
-    return kept.to_dict("records"), answers
+    return log[sorted(COLUMNS)].round(4).assign(seed=seed).to_dict("records"), answers
 
 
 def gradient(policy: Any, bug: str | None, rows: int, seed: int) -> dict[str, Any]:

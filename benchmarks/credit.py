@@ -193,8 +193,7 @@ def run(given: dict[str, Any], words: int, where: str, estimator: str, seed: int
     trainer.seen = dict(gold=[], repeated=[], explained=[])
     paid = [log["objective/raw_scores"] for log in train_silently(trainer)]
     what = dict(words=words, where=where, estimator=estimator, seed=seed)
-    seen = trainer.seen | dict(paid=paid, seconds=time.process_time() - begun)
-    return what | seen
+    return what | trainer.seen | dict(paid=paid, seconds=time.process_time() - begun)
 
 
 # ---- The grid ----

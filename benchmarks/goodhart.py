@@ -141,8 +141,7 @@ def log_ratios(
     once = np.bincount(place, counts == 1)
     unseen = max(0.0, 1 - seen.sum()) / max(1, once.sum())
     here = seen + unseen * np.maximum(once - 1, 0)  # the answer itself is no unseen one
-    below = np.append(0, np.cumsum(seen + unseen * once)[:-1])
-    upto = below + here
+    upto = np.append(0, np.cumsum(seen + unseen * once)[:-1]) + here
     with np.errstate(divide="ignore"):  # log1p(-1): nothing is below
         chance = -np.expm1(n * np.log1p(-here / upto))
     ratio = n * np.log(np.minimum(upto, 1)) + np.log(chance) - np.log(here)
@@ -460,10 +459,8 @@ def ppo_job(run: DemoRun, size: Size, name: str) -> dict[str, Any]:
     "One PPO run, and what the gold judge says about each of its rollouts."
     settings = dict(ppo_runs(size)[name])
     rewards, s = settings.pop("reward"), run.settings
-    folder, world = (
-        run.folder / "policies" / name,
-        load_from_disk(str(run.folder / "world"))["train"],
-    )
+    folder = run.folder / "policies" / name
+    world = load_from_disk(str(run.folder / "world"))["train"]
     shutil.rmtree(folder, ignore_errors=True)
     of_length = rewards == "length"
     episodes = size.length_episodes if of_length else size.episodes

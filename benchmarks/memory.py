@@ -183,12 +183,11 @@ def point(s: dict) -> dict:
             for x in (*m.parameters(), *m.buffers()):
                 ledger.hold(x)
         trainer.step()
-        shape = s["vocab"], s["hidden"]
         return dict(
             setting=s,
             phases=phases,
             parameters=sum(p.numel() for p in trainer.model.policy.parameters()),
-            vocabulary_weights_needed=needed(trainer, shape),
+            vocabulary_weights_needed=needed(trainer, (s["vocab"], s["hidden"])),
             chunk=chunk(s),
             peak=max(p["aside"] for p in phases.values()),
             resident=peak_resident() - before,

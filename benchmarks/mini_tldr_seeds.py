@@ -80,14 +80,11 @@ def read(folder: Path) -> dict:
     "What one run found."
     results = json.loads((folder / "results.json").read_text())
     logs = read_jsonl(folder / "metrics.jsonl")
-    verdict = {f"{row['model']}@{row['temperature']:g}": row for row in results["verdict"]}
-    gold = [log for log in logs if "gold/win_rate" in log]
-    seconds = {log["stage"]: log["seconds"] for log in logs if log.get("event") == "done"}
     return dict(
-        verdict=verdict,
+        verdict={f"{row['model']}@{row['temperature']:g}": row for row in results["verdict"]},
         reward=results["reward"],
-        gold=gold,
-        seconds=seconds,
+        gold=[log for log in logs if "gold/win_rate" in log],
+        seconds={log["stage"]: log["seconds"] for log in logs if log.get("event") == "done"},
         kl=[log["objective/kl"] for log in logs if "objective/kl" in log],
         learned=[
             (log["episode"], log["objective/raw_scores"])

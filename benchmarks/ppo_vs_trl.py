@@ -205,8 +205,7 @@ def measure(s: dict, threads: int, asked: argparse.Namespace, pythons: dict) -> 
         rates = [ask()]
         for i in range(asked.warmup + asked.rounds):
             for name, (side, collects) in units.items():
-                update = sides[side].ask(gc=collects)
-                found[name] += [update] * (i >= asked.warmup)
+                found[name] += [sides[side].ask(gc=collects)] * (i >= asked.warmup)
             if i == asked.warmup + asked.rounds // 2:
                 rates.append(ask())
         rates.append(ask())

@@ -118,8 +118,7 @@ def main() -> None:
     said = over_seeds(runs)
     for name, text in said.items():
         print(f"{name}: {text}")
-    kept = dict(runs=runs, over_seeds=said)
-    options.output.write_text(json.dumps(kept, indent=1) + "\n")
+    options.output.write_text(json.dumps(dict(runs=runs, over_seeds=said), indent=1) + "\n")
     if not all(all(one["holds"].values()) for one in runs):
         raise SystemExit("not everything holds on every seed")
 

@@ -79,9 +79,8 @@ def check(policy, engine, rows: int, limits: dict[str, float]) -> dict[str, floa
     _, first = timed(lambda: engine.sync(policy))
     table = dict(first_sync_s=first)
 
-    greedy = Sampling(53, 0, temperature=0.005)
     (theirs, _), (mine, _) = (
-        engine.generate(*prompts, greedy),
+        engine.generate(*prompts, Sampling(53, 0, temperature=0.005)),
         ours.generate(*prompts, Sampling(53, 0, temperature=1e-6)),
     )
     equal = theirs.response_ids == mine.response_ids

@@ -157,9 +157,7 @@ def steps():
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     seen = []
-    handle = register_optimizer_step_post_hook(
-        lambda optimizer, args, kwargs: seen.append(optimizer)
-    )
+    handle = register_optimizer_step_post_hook(lambda optimizer, *_: seen.append(optimizer))
     yield seen
     handle.remove()
 

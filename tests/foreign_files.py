@@ -39,7 +39,7 @@ def trl(folder: Path, updates: int = 2, chat: bool = True, rewards: int = 2) -> 
     (folder / "completions").mkdir(parents=True)
     said = lambda role, text: [dict(role=role, content=text)] if chat else text
     for step in range(1, updates + 1):
-        frame = pd.DataFrame(
+        pd.DataFrame(
             dict(
                 step=[step] * 4,
                 prompt=[said("user", f"sum {i // 2}") for i in range(4)],
@@ -49,16 +49,14 @@ def trl(folder: Path, updates: int = 2, chat: bool = True, rewards: int = 2) -> 
                 answer_length=[3, 3, 3, 3],
                 advantage=[-1.0, 1.0, 0.0, 0.0],
             )
-        )
-        frame.to_parquet(folder / "completions" / f"completions_{step:05d}.parquet")
+        ).to_parquet(folder / "completions" / f"completions_{step:05d}.parquet")
     return folder
 
 
 def trl_ppo(path: Path) -> Path:
     "The table of completions of trl's PPO, as CSV."
     rows = dict(query=["a, b", "c"], score=[0.5, -1.25])
-    frame = pd.DataFrame({**rows, "model response": ['say "hi"\nthere', ""]})
-    frame.to_csv(path, index=False)
+    pd.DataFrame({**rows, "model response": ['say "hi"\nthere', ""]}).to_csv(path, index=False)
     return path
 
 

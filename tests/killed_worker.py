@@ -70,8 +70,6 @@ trainer.model.policy.register_forward_pre_hook(before_forward)
 trainer.train(resume_from_checkpoint=any(out.glob("checkpoint-*")) or None)
 if args.process_index == 0:
     logs = [untimed(log) for log in trainer.state.log_history]
-    torch.save(
-        {name: x.clone() for name, x in trainer.model.state_dict().items()}, out / "weights.pt"
-    )
+    torch.save({k: x.clone() for k, x in trainer.model.state_dict().items()}, out / "weights.pt")
     (out / "done.json").write_text(json.dumps(logs))
 leave()

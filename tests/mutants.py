@@ -275,10 +275,9 @@ def mutants(exercise: Exercise, seed: int) -> list[Mutant]:
             add("freeze", f"freeze: {name} = {x!r} everywhere", frozen)
     for one, two in itertools.combinations(case, 2):
         a, b = case[one], case[two]
-        alike = type(a) is type(b) and (
+        if type(a) is type(b) and (
             not isinstance(a, Tensor) or (a.dtype == b.dtype and a.shape == b.shape)
-        )
-        if alike:
+        ):
             j, k = list(case).index(one), list(case).index(two)
 
             def swapped(*given: Any, j: int = j, k: int = k) -> Any:

@@ -40,9 +40,8 @@ def make(out, **changes):
         offload_frozen=kind == "away",
     )
     data = Dataset.from_dict(dict(prompt=TOLD))
-    args = arguments(PPOConfig, folder / out, **settings | METHODS.get(kind, {}) | changes)
     return PPOTrainer(
-        args,
+        arguments(PPOConfig, folder / out, **settings | METHODS.get(kind, {}) | changes),
         load_tokenizer(str(folder / "base")),
         str(folder / "base"),
         # Under ZeRO-3 nothing can be copied: these kinds load every model by its name.
@@ -122,10 +121,7 @@ if RANKS > 1:
     ), "resumed is another run"
 
 pair = whole.pair
-with (
-    torch.no_grad(),
-    whole.layout.sampling(pair.policy, pair.value, whole.model_wrapped),
-):
+with torch.no_grad(), whole.layout.sampling(pair.policy, pair.value, whole.model_wrapped):
     logits = whole.model.policy.eval()(torch.arange(3, 12)[None]).logits
 if RANK == 0:
     torch.save(logits, folder / f"logits-{kind}-{RANKS}.pt")

@@ -93,8 +93,7 @@ def main() -> int:
     )
     over = too_large(budget["limits"], budget["exempt"])
     for part, ceiling in budget["lines"].items():
-        folders = sorted({folder for p, folder in now | before if p == part})
-        for folder in folders:
+        for folder in sorted({folder for p, folder in now | before if p == part}):
             n, change = now.get((part, folder), 0), ""
             if before:
                 change = f"{n - before.get((part, folder), 0):+7,}" if before else ""

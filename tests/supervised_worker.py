@@ -23,15 +23,7 @@ PAIRS = Dataset.from_dict(
 )
 
 
-def make(
-    folder: Path,
-    what: str,
-    out: str,
-    data: Dataset,
-    lora: bool = False,
-    dropout: float = 0.0,
-    **changes,
-):
+def make(folder: Path, what: str, out: str, data: Dataset, lora=False, dropout=0.0, **changes):
     "A trainer of the one kind or the other; models by name, as the command line's user gives them."
     from rlhf_nb.reward import RewardConfig, RewardTrainer
     from rlhf_nb.sft import SFTConfig, SFTTrainer
@@ -80,12 +72,11 @@ def told(trainer) -> list[dict]:
 def one_step(folder: Path, what: str, micro: int, lora: bool) -> dict:
     """The same eight rows, whatever the number of processes: weights, what was logged, what is
     measured on five rows."""
-    data = (PAIRS if what == "reward" else SFT).select(range(8, 16))
     trainer = make(
         folder,
         what,
         f"step-{what}",
-        data,
+        (PAIRS if what == "reward" else SFT).select(range(8, 16)),
         lora,
         optim="sgd",
         learning_rate=0.1,
@@ -146,8 +137,7 @@ def main(folder: Path, kind: str) -> None:
 
     disable_progress_bar()
     for what in ("sft", "reward"):
-        steps = [(what, 2), (what, 1), *([("packed", 2)] if what == "sft" else [])]
-        for step, micro in steps:
+        for step, micro in [(what, 2), (what, 1), *([("packed", 2)] if what == "sft" else [])]:
             found = one_step(folder, step, micro, kind == "lora")
             if RANK == 0:
                 torch.save(found, folder / f"step-{step}-{micro}.pt")

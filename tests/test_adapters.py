@@ -99,10 +99,9 @@ def test_learning_rate_zero_changes_nothing(ppo, kind, bf16):
     how = KINDS[kind]()
     for config in how.get("parts", {}).values():
         config.lora_dropout = 0.3
-    trainer = ppo.trained(
-        learning_rate=0.0, bf16=bf16, num_mini_batches=2, total_episodes=16, **how
-    )
-    for log in logs(trainer):
+    for log in logs(
+        ppo.trained(learning_rate=0.0, bf16=bf16, num_mini_batches=2, total_episodes=16, **how)
+    ):
         assert log["policy/approxkl_avg"] < (1e-8 if bf16 else 1e-12)
         assert log["policy/clipfrac_avg"] == 0
         assert abs(log["objective/kl"]) < (1e-2 if bf16 else 1e-5)

@@ -59,14 +59,8 @@ def update(**changes) -> dict:
 def results(found: dict[str, list[dict]]) -> dict:
     "As `main` would keep them."
     rate = dict(own_shapes=1e9, large=2e9)
-    run = dict(
-        name="small",
-        threads=1,
-        rounds=found,
-        versions={},
-        rate=rate,
-        **bench.summary(SIZES, found, rate),
-    )
+    run = dict(name="small", threads=1, rounds=found, versions={}, rate=rate)
+    run |= bench.summary(SIZES, found, rate)
     return dict(environment=common.environment(True), quick=False, runs=[run])
 
 
@@ -136,13 +130,8 @@ def test_other_work_is_refused(side, changes, said):
 # catches: refusing work that nobody reads being left out: padding, and the last token of a row
 def test_padding_and_last_tokens_may_be_left_out():
     less = WANTED["real"] - 2 * 8
-    bench.check_equal(
-        SIZES,
-        dict(
-            ours=[update(computed=WANTED["real"]), update(real=less, computed=less)],
-            peer=[update()],
-        ),
-    )
+    ours = [update(computed=WANTED["real"]), update(real=less, computed=less)]
+    bench.check_equal(SIZES, dict(ours=ours, peer=[update()]))
 
 
 # catches: a count that forgets the value model, the backward pass, the epochs or a matrix, that
@@ -176,9 +165,8 @@ def test_necessary_flops_are_those_that_torch_counts(everywhere):
     )  # eager attention computes the masked half too, and every query
     if not everywhere:
         causal -= 4 * 16 * sum(range(6))
-    over = 3 * s["epochs"] * 2 * 8 * (whole - causal)
     assert bench.necessary_flops(s, everywhere) == pytest.approx(
-        counter.get_total_flops() - over, rel=0.01
+        counter.get_total_flops() - 3 * s["epochs"] * 2 * 8 * (whole - causal), rel=0.01
     )
 
 
@@ -268,8 +256,7 @@ def test_pages_quote_the_kept_figures():
 
     stopped = sorted(one["eval_stopped"] for one in kept("healthy_run").values())
     assert len(stopped) == 5 and stopped[1:] == [1] * 4
-    metrics = text_of("47_metrics")
-    said = re.search(r"those of one stop on (\d+) % of 64 posts", metrics)
+    said = re.search(r"those of one stop on (\d+) % of 64 posts", text_of("47_metrics"))
     assert int(said[1]) == round(100 * stopped[0])
 
     judging = text_of("64_frontier")

@@ -176,8 +176,7 @@ def test_a_wrong_setting_is_named_with_what_it_may_be(kind):
 def test_what_is_right_in_another_type_is_taken(name, value, tmp_path):
     settings = dict(report_to="none", use_cpu=True) | {name: value}
     args = PPOConfig(output_dir=tmp_path, **settings)
-    kept = getattr(args, name)
-    assert type(kept).__module__ in ("builtins", "transformers.trainer_utils")
+    assert type(getattr(args, name)).__module__ in ("builtins", "transformers.trainer_utils")
     assert dataclasses.replace(args) is not None  # what TrainingArguments put there is taken again
 
 
@@ -203,9 +202,8 @@ def test_every_setting_says_what_it_is():
 
     facts = facts_of(Mine)
     assert facts["own"] == facts["kl_coef"] == Facts("run")
-    assert (
-        facts["named"].words == {"judges", "names"} and facts["lam"] == facts_of(PPOConfig)["lam"]
-    )
+    assert facts["named"].words == {"judges", "names"}
+    assert facts["lam"] == facts_of(PPOConfig)["lam"]
     assert settings_that_say(Mine, "names")[-1] == "named"
 
 
@@ -559,7 +557,7 @@ def parts(tmp_path_factory, letters) -> Path:
     (folder / "empty").mkdir()
     rows = [json.dumps(dict(prompt=p, completion="ab")) for p in PROMPTS]
     pair = json.dumps(dict(prompt="a", chosen="b", rejected=None))
-    files = {
+    for name, text in {
         "rows.jsonl": "\n".join(rows),
         "broken.jsonl": "\n".join([*rows[:5], "{oops", *rows[6:]]),
         "none.jsonl": "",
@@ -578,8 +576,7 @@ def parts(tmp_path_factory, letters) -> Path:
         "zero.py": "1 / 0",
         "help.yaml": "help: true",
         "halp.yaml": "halp: true",
-    }
-    for name, text in files.items():
+    }.items():
         (folder / name).write_text(text)
     packed = gzip.compress("".join(map(chr, range(0x4E00, 0x5E00))).encode())
     (folder / "cut.jsonl.gz").write_bytes(packed[:-20])
@@ -743,9 +740,7 @@ def test_nothing_in_a_text_steers_the_terminal():
 
 
 # catches: a path, a text or a unit that is printed as it is, and a warning of a log with one
-def test_what_others_wrote_does_not_steer_the_terminal(
-    parts, rollout, tmp_path, monkeypatch, capsys
-):
+def test_what_others_wrote_steers_no_terminal(parts, rollout, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(parts)
     evil = "\x1b[2J\x07\u202e"
     run = str(tmp_path / evil)

@@ -252,8 +252,7 @@ def test_a_module_is_judge_and_value_model(ppo, letters, tmp_path):
     torch.testing.assert_close(trainer.score(row).raw_scores, wanted.expand(8))
     before, frozen = copy.deepcopy(value.state_dict()), copy.deepcopy(judge.state_dict())
     trainer.train()
-    moved = value.state_dict()
-    assert not torch.equal(moved["score.0.weight"], before["score.0.weight"])
+    assert not torch.equal(value.state_dict()["score.0.weight"], before["score.0.weight"])
     assert all(torch.equal(x, frozen[name]) for name, x in judge.state_dict().items())
     again = ppo(judge, parts=dict(value_model=Head(neox(letters, 1))))
     again.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-2"))
@@ -493,9 +492,7 @@ DEMONSTRATIONS = Dataset.from_dict(dict(prompt=["a"] * 4, completion=["b"] * 4))
         (BertForSequenceClassification, BertConfig(**SMALL, is_decoder=True), "its head gives"),
     ],
 )
-def test_what_is_no_reward_model_is_refused_everywhere(
-    ppo, letters, small_args, kind, config, said
-):
+def test_what_is_no_judge_is_refused_everywhere(ppo, letters, small_args, kind, config, said):
     torch.manual_seed(0)
     model = kind(config)
     nn.init.normal_(scorer_head(model).weight)

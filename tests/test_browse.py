@@ -297,25 +297,16 @@ def test_a_run_without_a_log_is_drawn_from_its_rollouts(tmp_path):
 def test_odd_episodes_are_found():
     # catches: odd but badly paid, well paid but ordinary, a mean over all updates in which the last
     # looks odd as a whole
-    base = pd.DataFrame(
-        dict(
-            update=np.repeat([0, 1], 30),
-            episode=[*range(30)] * 2,
-            score=0.0,
-            kl=1.0,
-            length=10,
-            repetition=0.0,
-        )
-    )
+    episodes = dict(update=np.repeat([0, 1], 30), episode=[*range(30)] * 2)
+    base = pd.DataFrame(dict(**episodes, score=0.0, kl=1.0, length=10, repetition=0.0))
     base.loc[30:, ["score", "kl"]] = [5.0, 20.0]
     assert episode_suspects(base) == []
     rich_and_far, rich, far = base.copy(), base.copy(), base.copy()
     rich_and_far.loc[7, ["score", "kl"]] = [3.0, 9.0]
     rich.loc[7, "score"] = 3.0
     far.loc[7, ["score", "kl"]] = [-3.0, 9.0]
-    assert [(s.update, s.episode) for s in episode_suspects(rich_and_far)] == [
-        (0, 7)
-    ] and episode_suspects(rich) == episode_suspects(far) == []
+    assert [(s.update, s.episode) for s in episode_suspects(rich_and_far)] == [(0, 7)]
+    assert episode_suspects(rich) == episode_suspects(far) == []
     for name, value in dict(length=40, repetition=0.9).items():
         odd = base.copy()
         odd.loc[37, ["score", name]] = [9.0, value]
@@ -346,9 +337,8 @@ def test_alarms_and_jumps():
     assert run_suspects(slope) == []
     jump = slope.copy()
     jump.loc[12:, "objective/kl"] += 30
-    assert [(s.update, s.episode) for s in run_suspects(jump)] == [
-        (12, None)
-    ] and "Jump. Update 12: KL went from 5.51 to 36" in run_suspects(jump)[0].sentence
+    assert [(s.update, s.episode) for s in run_suspects(jump)] == [(12, None)]
+    assert "Jump. Update 12: KL went from 5.51 to 36" in run_suspects(jump)[0].sentence
     hacked = pd.DataFrame(
         [
             dict(update=u, **{"objective/kl": 1.5 * u, "objective/raw_scores": u + 0.1 * (u % 2)})
@@ -361,20 +351,15 @@ def test_alarms_and_jumps():
 
 def test_every_suspect_leads_to_its_place(run):
     # catches: a place in another order, or a filter that hides the episode
-    r = update_of(2).with_(
+    update_of(2).with_(
         scores=torch.tensor([0.0, 0, 0, 9, 0, 0]),
         kl=torch.zeros(6, 7).index_fill(0, torch.tensor([3]), 5.0),
-    )
-    r.save(run / "rollouts" / "update-00002.safetensors")
+    ).save(run / "rollouts" / "update-00002.safetensors")
     seen = browse(run)
     far = next(s for s in episode_suspects(seen.run.numbers(), far=1.9) if s.update == 2)
     seen.suspects = [far, Suspect(1, None, "the update as a whole"), Suspect(99, None, "later")]
     head = seen.head(seen.updates(), seen.suspects)
-    assert [(one["update"], one["row"]) for one in head["suspects"]] == [
-        (2, 3),
-        (1, None),
-        (4, None),
-    ]
+    assert [(x["update"], x["row"]) for x in head["suspects"]] == [(2, 3), (1, None), (4, None)]
     seen.reader.place = dict(find="zebra", sort="score", down=True, signal="kl")
     wanted = dict(find="", only="all", signal="kl")
     seen.go(seen.suspects[0])
@@ -420,8 +405,7 @@ def test_two_runs_side_by_side(run, tmp_path):
         tmp_path / "other", updates=3, seed=7, prompts=["x", "prompt 0", "y", "z", "v", "w"]
     )
     seen = browse(run, other)
-    listed = seen.reader.head["updates"]
-    assert [(one["update"], one.get("runName")) for one in listed[5:]] == [
+    assert [(one["update"], one.get("runName")) for one in seen.reader.head["updates"][5:]] == [
         (u, "other") for u in range(3)
     ]
     found = ask(seen.reader, again=[4, 0])["value"]["found"]
@@ -429,8 +413,7 @@ def test_two_runs_side_by_side(run, tmp_path):
     header, _ = unpacked(ask(seen.reader, load=6))
     assert header["prompts"][1]["text"] == "prompt 0" and header["update"] == 1
     curves = {curve["name"]: curve["lines"] for curve in seen.reader.head["curves"]}
-    drawn = {line["run"]: len(line["points"]) for line in curves["KL"]}
-    assert drawn == dict(run=5, other=3)
+    assert {line["run"]: len(line["points"]) for line in curves["KL"]} == dict(run=5, other=3)
     _, data = read_page(seen.save_html(tmp_path / "x.html", updates=[0, 4]))
     names = [(one["update"], one.get("run", 0)) for one in data["updates"]]
     assert names == [(0, 0), (4, 0), (0, 1), (2, 1)] and data["start"] == 1
@@ -467,8 +450,7 @@ def test_hostile_runs(tmp_path):
         responses=[word] * 6,
         columns={word[:80]: [word] * 6},
     )
-    seen = browse(run, run)
-    reader = check(seen._repr_html_())
+    reader = check(browse(run, run)._repr_html_())
     assert "b" not in {tag for tag, _ in reader.seen} and "<script>alert(1)</script>" in reader.text
 
 
@@ -525,8 +507,7 @@ def test_what_a_notebook_keeps(run):
 def test_half_filled_rollouts(tmp_path):
     # a run whose rollouts were kept before they were scored
     absent = [name for name in SIGNALS if name != "logprobs"] + ["scores", "raw_scores"]
-    run = write(tmp_path, updates=2, log=False, **dict.fromkeys(absent))
-    seen = browse(run)
+    seen = browse(write(tmp_path, updates=2, log=False, **dict.fromkeys(absent)))
     header, rows = unpacked(ask(seen.reader, load=0))
     assert header["recipe"] is None and set(rows) == {"widths", "logprobs"}
     assert "scores" not in header

@@ -119,8 +119,7 @@ def test_a_bug_that_no_longer_fits_is_refused():
 
 
 def test_the_plain_reward_counts_facts():
-    texts = ["it was on sunday because", "nothing"]
-    assert tells_more(["", ""], texts) == [2.0, 0.0]
+    assert tells_more(["", ""], ["it was on sunday because", "nothing"]) == [2.0, 0.0]
 
 
 # ---- The page ----
@@ -135,8 +134,7 @@ def answers() -> list[str]:
 @pytest.mark.parametrize("number, name", list(enumerate(BUGS, 1)))
 def test_the_answer_is_what_was_planted(number, name):
     answer = answers()[number - 1]
-    shown = re.search(r"```python\n(.*?)\n```", answer, re.S)[1]
-    assert shown == BUGS[name].source
+    assert re.search(r"```python\n(.*?)\n```", answer, re.S)[1] == BUGS[name].source
     module, test = CAUGHT_BY[name][0].split(".")
     assert f"`{test}`" in answer and f"tests/{module}.py" in answer
     assert re.search(r"https://(github\.com|arxiv\.org)/\S+", answer)

@@ -46,9 +46,7 @@ def test_a_folder_appears_when_it_is_whole(tmp_path):
 # catches: a name that is there before the files of a subfolder are on disk
 def test_every_file_is_on_disk_before_the_folder_has_its_name(tmp_path, monkeypatch):
     folder, on_disk = tmp_path / "run", set()
-    monkeypatch.setattr(
-        "os.fsync", lambda file: on_disk.add((os.fstat(file).st_ino, folder.exists()))
-    )
+    monkeypatch.setattr("os.fsync", lambda f: on_disk.add((os.fstat(f).st_ino, folder.exists())))
     write(folder)
     assert on_disk == {(p.stat().st_ino, False) for p in folder.rglob("*") if p.is_file()}
 

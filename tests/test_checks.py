@@ -35,24 +35,19 @@ from rlhf_nb.exercises.losses import POLICY_LOSS
 from rlhf_nb.exercises.values import Raised, fresh, leaves, map_numbers, same
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = [
-    ROOT / "rlhf_nb" / "checks.py",
-    *sorted((ROOT / "rlhf_nb" / "exercises").glob("*.py")),
-]
+MODULES = [ROOT / "rlhf_nb" / "checks.py", *sorted((ROOT / "rlhf_nb" / "exercises").glob("*.py"))]
 MODULES.remove(ROOT / "rlhf_nb" / "exercises" / "museum.py")  # bugs of the package, no checkers
 
 # Mutants that compute what the right answer computes, and why. Each is compared on 200 draws.
 EQUIVALENT: dict[str, dict[str, str]] = {
     "my_loss": {"detach: chosen.detach()": "nothing flows through zeros_like"},
     "my_rloo_loss": {
-        "swap: logprobs, rewards": "with its baseline the loss is a covariance, which is symmetric",
+        "swap: logprobs, rewards": "with its baseline the loss is a covariance, which is symmetric"
     },
-    "my_shaping": {
-        "mask: mask.shape | mask → _ones(mask)": "a mask of ones has the same shape",
-    },
+    "my_shaping": {"mask: mask.shape | mask → _ones(mask)": "a mask of ones has the same shape"},
     "my_logprobs": {
         "literal: torch.where(mask[:, :, None], logits[:, prompt_width - 1:-1], 0.0) | "
-        "0.0 → 1.0": "any number will do: what comes of it is put to 0 at the end",
+        "0.0 → 1.0": "any number will do: what comes of it is put to 0 at the end"
     },
 }
 
@@ -341,8 +336,7 @@ def squared_first(values, old_values, returns, mask, cliprange_value):
 
 def softmax_first(logits, ids, prompt_width, mask):
     logp = logits[:, prompt_width - 1 : -1].log_softmax(-1)
-    found = logp.gather(-1, ids[:, prompt_width:, None]).squeeze(-1)
-    return torch.where(mask, found, 0.0)
+    return torch.where(mask, logp.gather(-1, ids[:, prompt_width:, None]).squeeze(-1), 0.0)
 
 
 # catches: a checker that calls such an answer right, because it looks at gradients only where

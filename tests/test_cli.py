@@ -31,16 +31,7 @@ from packs import unpacked
 import rlhf_nb
 from rlhf_nb import cli
 from rlhf_nb.base.fields import fits
-from rlhf_nb.cli import (
-    arguments,
-    data,
-    judge,
-    ppo,
-    reward,
-    scoring,
-    sft,
-    view,
-)
+from rlhf_nb.cli import arguments, data, judge, ppo, reward, scoring, sft, view
 from rlhf_nb.cli.parsing import kinds_of
 from rlhf_nb.cli.recipes import read_recipe
 from rlhf_nb.training.logs import read_log, steps_of
@@ -136,9 +127,7 @@ def wanted_of(name: str) -> tuple[list, dict[str, tuple[list[str], object]]]:
 
 
 def values_of(parsed) -> dict[str, object]:
-    return {
-        f.name: getattr(one, f.name) for one in parsed for f in dataclasses.fields(one) if f.init
-    }
+    return {f.name: getattr(x, f.name) for x in parsed for f in dataclasses.fields(x) if f.init}
 
 
 # catches: a field without a flag, two flags on one field, a value of the wrong type, a key of a
@@ -152,9 +141,7 @@ def test_every_flag_reaches_its_field(name, how, monkeypatch):
         monkeypatch.setattr(kind, "__post_init__", lambda self: None, raising=False)
     before = values_of(parse(name, []))
     if how == "file":
-        settings = {
-            key: words if len(words) > 1 else words[0] for key, (words, _) in wanted.items()
-        }
+        settings = {k: words if len(words) > 1 else words[0] for k, (words, _) in wanted.items()}
         settings |= {
             key: json.loads(words[0])
             for key, (words, _) in wanted.items()
@@ -182,11 +169,9 @@ def test_every_flag_reaches_its_field(name, how, monkeypatch):
 # catches: --bf16 alone refused because the field may also be None, `--flag False` read as true
 @pytest.mark.parametrize("name", SETTINGS)
 def test_yes_or_no_alone_or_with_a_value(name):
-    hints = {
-        key: hint
-        for kind in PARSERS[name]().dataclass_types
-        for key, hint in get_type_hints(kind).items()
-    }
+    hints = {}
+    for kind in PARSERS[name]().dataclass_types:
+        hints |= get_type_hints(kind)
     flags = [key for key, hint in hints.items() if bool in kinds_of(hint)]
     parser = PARSERS[name]()
     assert len(flags) >= 2
@@ -255,14 +240,8 @@ def test_recipes_parse(recipe, name):
 def test_the_launchers_say_what_they_are_called():
     from accelerate.commands.config.config_args import load_config_from_file
 
-    assert {p.stem for p in cli.RECIPES.glob("*.yaml")} == {
-        *RECIPES,
-        "ddp",
-        "fsdp2",
-        "zero2",
-        "zero3",
-    }
     kinds = dict(ddp="MULTI_GPU", fsdp2="FSDP", zero2="DEEPSPEED", zero3="DEEPSPEED")
+    assert {p.stem for p in cli.RECIPES.glob("*.yaml")} == {*RECIPES, *kinds}
     for name, kind in kinds.items():
         path = cli.RECIPES / f"{name}.yaml"
         config = load_config_from_file(str(path))
@@ -861,8 +840,7 @@ def test_a_run_that_turned_to_nan_leaves_a_gap():
     found = plot_runs.over_runs(logs["a"], "objective/scores", "episode")
     assert found["runs"].tolist() == [2] * 4 and found.index.tolist() == [64, 128, 192, 256]
     assert np.isnan(found.loc[[128, 192], ["mean", "least", "most"]]).all(axis=None)
-    axis = plot_runs.plot_runs(logs, ["objective/scores"]).axes[0]
-    drawn = axis.get_lines()[0].get_ydata()
+    drawn = plot_runs.plot_runs(logs, ["objective/scores"]).axes[0].get_lines()[0].get_ydata()
     assert np.array_equal(drawn, [2, math.nan, math.nan, 5], equal_nan=True)
     log = [{"step": 1.0, "episode": 4.0, "kl": 1.0}, {"step": 2.0, "episode": 8.0, "kl": math.nan}]
     last = plot_runs.last_values({"a": [log, log[:1]]}, ["kl", "episode"])
@@ -1163,9 +1141,7 @@ def test_help_teaches(capsys, name):
     assert code == 0 and all(example in plain for example in about.examples)
     assert "needs" in plain and "rite" in plain + about.text
     code, every, _ = say(capsys, f"{name} --help-all")
-    options = {
-        f.name for kind in parser.dataclass_types for f in dataclasses.fields(kind) if f.init
-    }
+    options = {f.name for x in parser.dataclass_types for f in dataclasses.fields(x) if f.init}
     assert code == 0 and all(f"--{key}" in every for key in options)
     assert ("transformers.TrainingArguments:" in every) is (name in LONG_HELP)
     assert all(f"--{key}" in out for key in options) is (name not in (*LONG_HELP, "replay"))

@@ -83,7 +83,7 @@ def test_functions_have_the_defaults_of_the_settings():
     settings = {f.name: f.default for f in dataclasses.fields(PPOConfig)}
     del settings["activation_checkpointing"]  # None: as the machine is; the plan is of a GPU
     del settings["max_turns"]  # a plan is of one turn, unless something answers
-    others = [
+    assert not [
         f"{function.__name__}({name}={given.default}), and the setting is {settings[name]}"
         for function in (
             policy_loss,
@@ -97,7 +97,6 @@ def test_functions_have_the_defaults_of_the_settings():
         for name, given in inspect.signature(function).parameters.items()
         if given.default is not given.empty and given.default != settings.get(name, given.default)
     ]
-    assert not others
 
 
 # catches: a hardware default that is taken in silence, or one that overrides what the user said

@@ -157,12 +157,8 @@ def is_loop(data: dict) -> bool:
 def is_view(data: dict) -> bool:
     "A picture, or HTML that is neither a plain table of numbers nor a checker's verdict."
     html = "".join(data.get("text/html", ""))
-    plain = (
-        'class="dataframe"' in html
-        or "not yet</b>" in html
-        or "your turn</b>" in html
-        or "right</b>" in html
-    )
+    marks = ('class="dataframe"', "not yet</b>", "your turn</b>", "right</b>")
+    plain = any(mark in html for mark in marks)
     picture = any(kind.startswith("image/") for kind in data) and not is_loop(data)
     return picture or (bool(html) and not plain) or "<svg" in html or "<img" in html
 
@@ -305,9 +301,7 @@ def questions(page: Page) -> list[tuple[str, str]]:
     "Question and answer of each folded block under a heading Quiz, or from **Quiz 1.** on."
     text = "\n\n".join(cell.source for cell in page.texts)
     part = re.search(
-        r"^(?:##+ (?:Quiz|Questions)\s*$|(?=\*\*Quiz 1\.\*\*))(.*?)(?=^##+ |\Z)",
-        text,
-        re.M | re.S,
+        r"^(?:##+ (?:Quiz|Questions)\s*$|(?=\*\*Quiz 1\.\*\*))(.*?)(?=^##+ |\Z)", text, re.M | re.S
     )
     if not part:
         return []
@@ -401,9 +395,7 @@ def test_the_index_shows_the_minutes_of_the_pages():
 def test_what_is_built_beside_the_path_is_linked():
     from rlhf_nb._modidx import d
 
-    home = {
-        name: at[0].split(".html")[0] for syms in d["syms"].values() for name, at in syms.items()
-    }
+    home = {name: at[0].split(".html")[0] for x in d["syms"].values() for name, at in x.items()}
     index = (COURSE / "course.ipynb").read_text()
     imports = re.compile(r"^from (rlhf_nb\.\w+) import (?:\(([^)]*)\)|(.*))$", re.M)
     missing = []

@@ -64,8 +64,7 @@ def steered(ppo, acts: dict, updates: int = 6, **settings):
     dashboard = LiveDashboard(every=0)
     hand = At(**{name: lambda act=act: act(dashboard) for name, act in acts.items()})
     parts = dict(callbacks=[dashboard, hand])
-    trainer = ppo(total_episodes=8 * updates, **ONE_PASS, parts=parts, **settings)
-    return trainer, dashboard
+    return ppo(total_episodes=8 * updates, **ONE_PASS, parts=parts, **settings), dashboard
 
 
 def wish(value):
@@ -105,9 +104,8 @@ def test_kl_coef_takes_effect_with_the_next_update_and_is_kept(ppo, kind):
     trainer.train()
     assert all(abs(value - 0.05) < 0.01 for value in coefs(trainer)[:3])
     assert coefs(trainer)[3] == 0.4
-    assert all(abs(value - 0.4) < 0.02 for value in coefs(trainer)[3:]) and (
-        len(set(coefs(trainer)[3:])) == 1
-    ) == (kind == "fixed")
+    assert all(abs(value - 0.4) < 0.02 for value in coefs(trainer)[3:])
+    assert (len(set(coefs(trainer)[3:])) == 1) == (kind == "fixed")
     assert kept(trainer, 3) == 0.4 != kept(trainer, 2)
     (line,) = (line for line in trainer.state.log_history if "steering/kl_coef" in line)
     before = line["steering/kl_coef_before"]
@@ -359,8 +357,7 @@ def test_every_update_is_a_point_whatever_is_logged(ppo):
     trainer.train()
     assert all([u for u, _ in line] == [1, 2, 3, 4, 5, 6] for line in dashboard.run.lines.values())
     assert dashboard.run.last.info["update"] == 5
-    second = ppo(total_episodes=16, parts=dict(callbacks=[dashboard]))
-    second.train()
+    ppo(total_episodes=16, parts=dict(callbacks=[dashboard])).train()
     assert [u for u, _ in dashboard.run.lines["objective/kl"]] == [
         1,
         2,
@@ -613,9 +610,7 @@ def test_ppo_events_reach_those_who_have_ears(ppo):
             self.heard.append(error)
 
     ears, dashboard = Ears(), LiveDashboard()
-    trainer = ppo(total_episodes=16, parts=dict(callbacks=[ears, TrainerCallback(), dashboard]))
-    trainer.train()
+    ppo(total_episodes=16, parts=dict(callbacks=[ears, TrainerCallback(), dashboard])).train()
     assert ears.heard == ["begin", (0, 0.05), "between", (1, 0.05)]
-    byhand = ppo(total_episodes=16, parts=dict(callbacks=[dashboard2 := LiveDashboard()]))
-    byhand.step()
+    ppo(total_episodes=16, parts=dict(callbacks=[dashboard2 := LiveDashboard()])).step()
     assert dashboard2.run.update == 1 and len(dashboard2.run.lines["objective/kl"]) == 1

@@ -78,12 +78,8 @@ def finish(child: subprocess.Popen, folder: Path) -> tuple[int, str, str, object
     "Exit code, what it said, and what it used of the machine."
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
-    return (
-        child.returncode,
-        Path(f"{folder}.out").read_text(),
-        Path(f"{folder}.err").read_text(),
-        used,
-    )
+    said = (Path(f"{folder}.{name}").read_text() for name in ("out", "err"))
+    return child.returncode, *said, used
 
 
 def models(folder: Path) -> dict[str, bytes]:
@@ -153,9 +149,8 @@ def test_the_numbers_are_kept(run):
     folder = run[0]
     done = {log["stage"]: log["seconds"] for log in logs(folder) if log.get("event") == "done"}
     assert list(done)[:6] == ["world", "sft", "pairs", "reward", "ppo", "judge"]
-    assert [log["objective/kl"] for log in logs(folder) if "objective/kl" in log] and [
-        log for log in logs(folder) if "gold/win_rate" in log
-    ]
+    assert [log["objective/kl"] for log in logs(folder) if "objective/kl" in log]
+    assert [log for log in logs(folder) if "gold/win_rate" in log]
     results = json.loads((folder / "results.json").read_text())
     verdict = results["verdict"]
     rates = {(row["model"], row["temperature"]): row["win_rate"] for row in verdict}

@@ -45,9 +45,7 @@ RESULTS = dict(
 def table_of(world, ppo=None):
     return pd.DataFrame(
         dict(
-            query=world["prompt"],
-            text_sft=world["completion"],
-            text_ppo=ppo or world["completion"],
+            query=world["prompt"], text_sft=world["completion"], text_ppo=ppo or world["completion"]
         )
     )
 

@@ -89,8 +89,7 @@ def test_the_texts_are_the_tokenizer(real, bpe):
 # taken for none at all
 def test_long_rows_are_dropped(real, bpe):
     count = lambda text: len(bpe(text)["input_ids"])
-    kept = drop_long_rows(real, bpe, prompt=64, answer=16)
-    assert kept.to_list() == [
+    assert drop_long_rows(real, bpe, prompt=64, answer=16).to_list() == [
         row for row in real if count(row["prompt"]) <= 64 and count(row["completion"]) + 1 <= 16
     ]
     lines = real["completion"][:]

@@ -257,12 +257,11 @@ def test_one_module_alone_calls_a_tokenizer_on_text():
     calls = re.compile(
         r"\b(tokenizer|processing_class)\((?!\))|\.apply_chat_template\(|tokenizer\.encode\("
     )
-    found = {
+    assert {
         path.name
         for path in Path(rlhf_nb.__file__).parent.rglob("*.py")
         if calls.search(path.read_text("utf-8"))
-    }
-    assert found == {"encoding.py"}
+    } == {"encoding.py"}
 
 
 # ---- What a template does not show ----
@@ -421,8 +420,7 @@ def test_a_call_has_its_own_arguments(tokenizers):
     calls = [dict(name="a", arguments=dict(x=1)), dict(name="b", arguments=dict(y=2))]
     talks = [[ONE[0], dict(role="assistant", content=None, tool_calls=[c])] for c in calls]
     data = Dataset.from_list([dict(messages=talk) for talk in talks])
-    rows = encode_rows(data, tokenizer, assistant_only=True)
-    for call, row in zip(calls, rows):
+    for call, row in zip(calls, encode_rows(data, tokenizer, assistant_only=True)):
         said = tokenizer.decode(spoken(row["input_ids"], row["labels"])[0])
         assert said == json.dumps([call]) + "<|im_end|>"
 
@@ -493,8 +491,7 @@ def test_prompts_and_answers_are_joined(tokenizers):
     assert all(row == rows[0] for row in rows)
     block = lambda text: [dict(type="text", text=text)]
     wanted = [*ONE[:1], turn("assistant", [*block("A"), *block(" model.")])]
-    blocks = [*ONE[:1], turn("assistant", block("A"))]
-    assert join_answer(blocks, " model.") == wanted
+    assert join_answer([*ONE[:1], turn("assistant", block("A"))], " model.") == wanted
     assert join_answer(begun, [turn("assistant", block(" model."))]) == wanted
     whole = [turn("user", block(ONE[0]["content"])), *ONE[1:]]  # the same question in blocks
     assert join_answer(ONE[:1], whole) == whole and join_answer(whole[:1], ONE) == ONE
@@ -531,8 +528,7 @@ def test_a_text_prompt_with_turns_for_an_answer_is_refused_with_the_call(answer,
             read(dataset, tokenizer)
     call = re.search(r"dataset\.map\(.*\)(?=, or)", str(found.value))[0]
     turned = eval(call, dict(dataset=dataset))
-    pair = marked_pair(answer[:-1] or ONE[:1], ONE[1:], tokenizer)
-    wanted = encode([pair], tokenizer)[0].ids
+    wanted = encode([marked_pair(answer[:-1] or ONE[:1], ONE[1:], tokenizer)], tokenizer)[0].ids
     assert encode_rows(turned, tokenizer)["input_ids"][0] == wanted
     assert encode_pairs(turned, tokenizer)["chosen_ids"][0] == wanted
 
@@ -557,8 +553,7 @@ def test_trimmed_offsets_lose_no_space():
 # catches: a None that Arrow puts where another row has the key, taken for a setting
 def test_a_key_that_another_row_has_is_no_setting(tokenizers):
     tokenizer = with_template(
-        tokenizers,
-        "{{ 'set' if depth is defined }}{{ tools | tojson if tools }}" + CHATML,
+        tokenizers, "{{ 'set' if depth is defined }}{{ tools | tojson if tools }}" + CHATML
     )
     rows = [
         dict(prompt=ONE[:1], chat_template_kwargs=dict(depth=1), tools=[dict(name="a", x=1)]),
@@ -863,8 +858,7 @@ DOORS = {
         Dataset.from_list([dict(prompt=talk[:1], completion=talk[1:])]), t
     )[:],
     "pairs": lambda t, talk: encode_pairs(
-        Dataset.from_list([dict(prompt=talk[:1], chosen=talk[1:], rejected=cut(talk)[1:])]),
-        t,
+        Dataset.from_list([dict(prompt=talk[:1], chosen=talk[1:], rejected=cut(talk)[1:])]), t
     )[:],
     "whole pairs": lambda t, talk: encode_pairs(
         Dataset.from_list([dict(chosen=talk, rejected=cut(talk))]), t

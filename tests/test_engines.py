@@ -253,7 +253,6 @@ def test_another_release_is_refused(monkeypatch, version):
 
 # catches: a setting left to the model's generation config
 def test_every_sampling_default_of_vllm_is_named():
-    settings = engines.request(Sampling(4, 0, (1,), 0.7), 3)
     assert {
         "repetition_penalty",
         "presence_penalty",
@@ -262,7 +261,7 @@ def test_every_sampling_default_of_vllm_is_named():
         "top_p",
         "top_k",
         "min_p",
-    } <= set(settings)
+    } <= set(engines.request(Sampling(4, 0, (1,), 0.7), 3))
     assert engines.request(Sampling(4, 0, temperature=0.005), 3)["temperature"] == 0
     assert engines.request(Sampling(4, 0, temperature=0.01), 3)["temperature"] == 0.01
 
@@ -524,8 +523,7 @@ class Forgets(engines.VLLMEngine):
 def test_a_forgotten_sync_shows(vllm, run, letters):
     kl = {}
     for kind in (engines.VLLMEngine, Forgets):
-        make = partial(kind, tokenizer=letters, dtype=torch.float32)
-        trainer = run(make, total_episodes=32)
+        trainer = run(partial(kind, tokenizer=letters, dtype=torch.float32), total_episodes=32)
         trainer.train()
         kl[kind] = [log["sampling/kl"] for log in logs(trainer)]
     assert max(kl[engines.VLLMEngine]) < 1e-9 < 1e-5 < kl[Forgets][-1] and kl[Forgets][0] < 1e-9
@@ -651,9 +649,7 @@ class TestSettings:
         losses = {}
         for on in (True, False):
             trainer = ppo(
-                use_vllm=True,
-                importance_sampling_correction=on,
-                importance_sampling_cap=None,
+                use_vllm=True, importance_sampling_correction=on, importance_sampling_cap=None
             )
             torch.manual_seed(0)
             r = trainer.advantages(

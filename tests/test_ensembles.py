@@ -116,8 +116,7 @@ def test_a_group_is_the_responses_to_a_prompt(ppo, members):
 def test_a_known_answer_is_a_centre(ppo, members, letters):
     settings = dict(reward_aggregation="mean_minus_variance", reward_variance_coef=0.3)
     trainer = ppo(members, data=data(), parts=parts(), reward_center="answer", **settings)
-    batch = dict(prompt=PROMPTS[:8], answer=ANSWERS[:8])
-    r = trainer.score(trainer.rollout(batch))
+    r = trainer.score(trainer.rollout(dict(prompt=PROMPTS[:8], answer=ANSWERS[:8])))
     known = [score_texts(m, letters, PROMPTS[:8], ANSWERS[:8]).numpy() for m in members]
     wanted = by_numpy(some(r, *NAMES), "mean_minus_variance", 0.3, np.array(known))
     np.testing.assert_allclose(r.raw_scores.numpy(), wanted, atol=1e-5)

@@ -105,20 +105,14 @@ def advantages_in_numpy(r: Rollout, cfg: Objective, beta: float) -> list[np.ndar
             others = np.mean([earned[j] for j in group if j != i])
             mean = np.mean([earned[j] for j in group])
             deviation = np.sqrt(sum((earned[j] - mean) ** 2 for j in group) / (K - 1))
-            found.append(
-                {
-                    "rloo": own - others,
-                    "grpo": (own - mean) / (deviation + 1e-4),
-                    "dr_grpo": own - mean,
-                }[name]
-            )
+            scaled = (own - mean) / (deviation + 1e-4)
+            found.append(dict(rloo=own - others, grpo=scaled, dr_grpo=own - mean)[name])
         return [np.full(n, a) for n, a in zip(lengths, found)]
     assert name in ("gae", "reinforce_pp"), f"no numbers in numpy for {name}"
     values = r.values.numpy() if name == "gae" else np.zeros(r.mask.shape)
     lam, rows = cfg.lam if name == "gae" else 1.0, []
     for row, v in zip(rewards, values):
-        after = np.append(v[1 : len(row)], 0.0)
-        delta = row + cfg.gamma * after - v[: len(row)]
+        delta = row + cfg.gamma * np.append(v[1 : len(row)], 0.0) - v[: len(row)]
         rows.append(
             [
                 sum((cfg.gamma * lam) ** (k - t) * delta[k] for k in range(t, len(row)))
@@ -146,8 +140,7 @@ def loss_in_numpy(new: np.ndarray, r: Rollout, cfg: Objective) -> float:
             ratio = np.full(len(x), np.prod(ratio) ** (1 / len(x)))
         a = r.advantages[i].numpy()[mask]
         high = cfg.cliprange if cfg.cliprange_high is None else cfg.cliprange_high
-        clipped = np.clip(ratio, 1 - cfg.cliprange, 1 + high)
-        loss = np.maximum(-a * ratio, -a * clipped)
+        loss = np.maximum(-a * ratio, -a * np.clip(ratio, 1 - cfg.cliprange, 1 + high))
         if cfg.kl_in == "loss":
             gap = x - r.ref_logprobs[i].numpy()[mask]
             each = {"k2": gap**2 / 2, "k3": np.exp(-gap) - 1 + gap, "abs": abs(gap)}
@@ -224,8 +217,7 @@ def with_dropped_mask(r, beta):
 
 def whitened_on_top(r, beta):
     cfg = objective(advantage_estimator="grpo", kl_coef=beta)
-    a = estimate_advantages(r, cfg, num_generations=K).advantages
-    return whiten(a, r.mask)
+    return whiten(estimate_advantages(r, cfg, num_generations=K).advantages, r.mask)
 
 
 def to_go_without_kl(r, beta):
@@ -490,9 +482,7 @@ def ready_to_learn(trainer) -> Rollout:
     return trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:12])))
 
 
-def step_in_numpys_terms(
-    policy, r: Rollout, args: PPOConfig, beta: float
-) -> dict[str, torch.Tensor]:
+def step_in_numpy(policy, r: Rollout, args: PPOConfig, beta: float) -> dict[str, torch.Tensor]:
     "The policy's weights after one step of the plain formula, written once more."
     new = response_logprobs(policy, *r.sequences, temperature=0.8).logprobs
     gap = (new - r.logprobs) * r.mask
@@ -537,7 +527,7 @@ def test_a_whole_update(ppo, name):
             r.advantages.double(), wanted[:, : r.mask.shape[1]], atol=1e-5, rtol=0
         )
     metrics = trainer.update(r)
-    stepped = step_in_numpys_terms(policy, r, args, beta)
+    stepped = step_in_numpy(policy, r, args, beta)
     assert any(not torch.equal(p, stepped[n]) for n, p in policy.named_parameters())
     for part, weight in trainer.policy.named_parameters():
         torch.testing.assert_close(weight.data, stepped[part], atol=1e-6, rtol=0)
@@ -610,8 +600,7 @@ def test_micro_batches_and_packing_change_nothing(ppo, name):
         dict(per_device_train_batch_size=1, trim_padding=True, gradient_accumulation_steps=24),
         dict(per_device_train_batch_size=8, micro_batch_tokens=20, gradient_accumulation_steps=3),
     ):
-        settings = by_sgd(name, num_mini_batches=3, total_episodes=24) | how
-        trainer = ppo(**settings)
+        trainer = ppo(**by_sgd(name, num_mini_batches=3, total_episodes=24) | how)
         r = ready_to_learn(trainer) if r is None else r
         found[str(how)] = trainer.update(r), weights(trainer)
     (metrics, state), *others = found.values()
@@ -640,8 +629,7 @@ def test_a_run_resumes_bit_for_bit(ppo, name, tmp_path):
     whole.save_model(str(tmp_path / "saved"))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert not unlike(loaded.state_dict(), whole.policy.state_dict())
-    card = (tmp_path / "saved" / "README.md").read_text()
-    assert ("| value |" in card) == (name == "gae")
+    assert ("| value |" in (tmp_path / "saved" / "README.md").read_text()) == (name == "gae")
 
 
 def test_a_run_of_another_objective_is_refused(ppo):
@@ -666,8 +654,7 @@ def test_an_adapter_learns_without_a_critic(ppo, name):
     trainer.train()
     assert trainer.ref_model is None and len(unlike(before, weights(trainer))) > 0
     assert all("lora" in part for part in unlike(before, weights(trainer)))
-    files = sorted((Path(trainer.args.output_dir) / "rollouts").iterdir())
-    kept = Rollout.load(files[-1])
+    kept = Rollout.load(sorted((Path(trainer.args.output_dir) / "rollouts").iterdir())[-1])
     assert kept.values is None and kept.returns is None and kept.advantages is not None
     assert "advantage" in view(kept)._repr_html_() and "value" not in kept.by_token()
 

@@ -61,16 +61,7 @@ def test_the_interval_is_wilsons_and_ties_narrow_it():
 @pytest.mark.parametrize("n", [100, 400])
 @pytest.mark.parametrize(
     "win, tie",
-    [
-        (0.5, 0.0),
-        (0.33, 0.0),
-        (0.8, 0.0),
-        (0.25, 0.5),
-        (0.3, 0.1),
-        (0.65, 0.3),
-        (0.1, 0.8),
-        (0.05, 0.3),
-    ],
+    [(0.5, 0), (0.33, 0), (0.8, 0), (0.25, 0.5), (0.3, 0.1), (0.65, 0.3), (0.1, 0.8), (0.05, 0.3)],
 )
 def test_the_interval_covers_the_truth(n, win, tie):
     truth, seen = win + tie / 2, {}
@@ -122,10 +113,10 @@ def test_the_paired_interval_covers_the_truth(n, lead, tie):
     draw, held, widths, apart = np.random.default_rng(n), 0, [], []
     for _ in range(2000):
         easy = draw.choice([0.1, 0.6], size=n)  # a hard post is hard for both
-        scores = []
-        for chance in (easy + lead, easy):
-            tied = draw.random(n) < tie
-            scores.append(np.where(tied, 0.5, draw.random(n) < chance))
+        scores = [
+            np.where(draw.random(n) < tie, 0.5, draw.random(n) < chance)
+            for chance in (easy + lead, easy)
+        ]
         low, high = paired_interval(*(x.tolist() for x in scores))
         held += int(low <= lead * (1 - tie) <= high)
         widths.append(high - low)
@@ -207,15 +198,14 @@ def test_gold_agrees_with_a_direct_computation(stored, both):
     for report in (found, direct):
         assert (report.win_rate, report.low, report.high) == (found.win_rate, *ends_of)
     assert found.flipped == (0 if both else None)
-    swapped = judge_pairs(
+    assert judge_pairs(
         GoldPairJudge(),
         posts["prompt"],
         posts["completion"],
         mine.texts,
         dict(facts=posts["facts"]),
         [e[::-1] for e in ends],
-    )
-    assert swapped.win_rate == pytest.approx(1 - found.win_rate)
+    ).win_rate == pytest.approx(1 - found.win_rate)
     last = str(found).split("\n")[-1]
     ends_in_words = f"(95% interval {100 * found.low:.1f} to {100 * found.high:.1f})"
     assert last == f"Model win rate: {found.win_rate:.2%} {ends_in_words}"
@@ -317,10 +307,9 @@ def test_reward_model_judge(world, tokenizer, tiny):
     ]
     assert first != second
     cut = score_texts(model, tokenizer, posts["prompt"], a, stopped=[False] * 12).tolist()
-    ends = [(False, True)] * 12
-    assert RewardModelJudge(model, tokenizer)(posts["prompt"], list(zip(a, a)), stopped=ends) == [
-        float(y > x) for x, y in zip(cut, first)
-    ]
+    assert RewardModelJudge(model, tokenizer)(
+        posts["prompt"], list(zip(a, a)), stopped=[(False, True)] * 12
+    ) == [float(y > x) for x, y in zip(cut, first)]
     with torch.no_grad():
         next(model.parameters()).fill_(math.nan)
     assert RewardModelJudge(model, tokenizer)(posts["prompt"], list(zip(a, b))) == [None] * 12
@@ -625,8 +614,7 @@ def test_malformed_answers_are_invalid(serve, tmp_path):
 # catches: a verdict on the second asking that is lost; tokens that are not told counted as told
 def test_malformed_once(serve):
     replies = {2: reply("well...", None), 4: reply(" **2**.", (50, 1))}
-    server = serve(lambda number, chat: replies[len(chat)])
-    judge = judge_of(server)
+    judge = judge_of(serve(lambda number, chat: replies[len(chat)]))
     assert judge(["p"], [("a", "b")]) == [1.0]
     assert "1 judgings asked for in 2 replies" in judge.usage()
     assert "50 tokens in, 1 out (and 1 replies without a count)" in judge.usage()
@@ -728,8 +716,7 @@ def test_best_of_n_by_brute_force(n):
 
 # catches: an overflow with thousands of samples
 def test_best_of_n_of_many():
-    rng = np.random.default_rng(0)
-    assert 0 < best_of_n_reward(rng.random((1, 4000)), 1000) <= 1
+    assert 0 < best_of_n_reward(np.random.default_rng(0).random((1, 4000)), 1000) <= 1
     for bad, n in (([[1.0, 2.0]], 3), ([[1.0, 2.0]], 0), ([1.0, 2.0], 1), ([[1.0, math.nan]], 1)):
         with pytest.raises(ValueError, match="expected"):
             best_of_n_reward(bad, n)
@@ -738,8 +725,7 @@ def test_best_of_n_of_many():
 # catches: a logarithm to another base, the second term forgotten
 def test_best_of_n_kl():
     for n in (1, 2, 7):  # KL of the largest of n uniform numbers: the density is n u^(n-1)
-        u = (np.arange(200_000) + 0.5) / 200_000
-        density = n * u ** (n - 1)
+        density = n * ((np.arange(200_000) + 0.5) / 200_000) ** (n - 1)
         assert best_of_n_kl(n) == pytest.approx(
             (density * np.log(np.maximum(density, 1e-300))).mean(), abs=1e-4
         )

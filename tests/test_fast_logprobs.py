@@ -326,8 +326,7 @@ def test_bf16_autocast(batch, monkeypatch):
 # catches: work for a head that does not learn, a graph where nothing learns, a second use of the
 # graph that finds it used up, silence on a second derivative
 def test_frozen_and_used_twice():
-    case = CASES[2]
-    *leaves, ids = problem(case)
+    *leaves, ids = problem(CASES[2])
     states, weight = leaves[0].requires_grad_(), leaves[1]
     head, how = Head(weight, None, 1.0), (ids, 0.7, 4)
     logprobs, entropy = fused_logprobs(states, head, *how, "learn")
@@ -370,9 +369,7 @@ class Wide(TorchDispatchMode):
 
     def now(self) -> int:
         self.made = [ref for ref in self.made if ref() is not None]
-        return sum(
-            {x.data_ptr(): x.nbytes for ref in self.made if (x := ref()) is not None}.values()
-        )
+        return sum({x.data_ptr(): x.nbytes for r in self.made if (x := r()) is not None}.values())
 
 
 # catches: logits or a softmax kept from forward to backward, a chunk that grows with the tokens,

@@ -21,13 +21,7 @@ from test_viewer import HOSTILE, ask, check, make, read_page
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.ui.episodes import prompt_of, shown_of
-from rlhf_nb.ui.foreign import (
-    TARGETS,
-    ForeignRun,
-    parse_columns,
-    text_of,
-    words_of,
-)
+from rlhf_nb.ui.foreign import TARGETS, ForeignRun, parse_columns, text_of, words_of
 from rlhf_nb.ui.reader import packed_update
 from rlhf_nb.ui.viewer import browse, view
 from rlhf_nb.update import Objective
@@ -51,8 +45,7 @@ def notes(r: Rollout) -> str:
 # ---------------------------------------------------------------- the formats
 def test_verl(tmp_path):
     # catches: updates in the order 1, 10, 2; prompt and answer exchanged; columns that are lost
-    folder = files.verl(tmp_path / "rollouts", updates=11)
-    seen = browse(folder)
+    seen = browse(files.verl(tmp_path / "rollouts", updates=11))
     assert list(seen.run.files) == list(range(1, 12))
     r = seen.run.rollout(10)
     assert r.prompts[1] == "user\nWhat is 1 + 10?\nassistant\n" and r.responses[1] == "It is 11 ."
@@ -133,8 +126,7 @@ def test_what_a_mask_leaves_out_within_an_answer(tmp_path):
     row = dict(input="ask", output="a <out> b", score=1.0, step=1)
     row |= dict(responses=[5, 6, 7, 8, 0], response_mask=[1, 0, 0, 1, 0])
     more = dict(logprobs=[-1.0] * 5, ref_logprobs=[-3.0] * 5)
-    names = {name: name for name in more}
-    r = ForeignRun([row | more], names, files.Tokenizer()).rollout(1)
+    r = ForeignRun([row | more], {name: name for name in more}, files.Tokenizer()).rollout(1)
     assert r.tokens == [[" w5", " w6", " w7", " w8"]] and r.kl.tolist() == [[2, 0, 0, 2]]
     assert r.info["masked"] == [[False, True, True, False]] and "masked: nothing" in notes(r)
     whole = row | dict(response_mask=[1, 1, 1, 1, 0])
@@ -543,9 +535,8 @@ def test_the_command(tmp_path, capsys):
     assert "words" in out and "+0.50" in out and "+0.00" not in out and "cut off" not in out
     assert "Not in this file: logprobs" in out and list(tmp_path.iterdir()) == [path]
     view_command([str(path), *columns, "--no-browser"])
-    assert (tmp_path / "mine-rollouts.html").is_file() and "Read as your mapping" in (
-        capsys.readouterr().out
-    )
+    assert (tmp_path / "mine-rollouts.html").is_file()
+    assert "Read as your mapping" in capsys.readouterr().out
     view_command([str(files.verl(tmp_path / "verl")), "--no-browser", "--update", "2"])
     _, data = read_page(tmp_path / "verl" / "rollouts.html")
     assert [one["name"] for one in data["updates"]] == ["2"]

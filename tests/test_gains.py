@@ -26,12 +26,8 @@ MODELS = ("ppo@0.01", "sft@0.01")
 MORE = dict(covered=3.0, invented=0.1, length=9.0)
 QUICK = [
     dict(model=model, temperature=t, win_rate=rate, malformed=0.01, **MORE)
-    for model, t, rate in (
-        ("sft", 0.01, 0.2),
-        ("ppo", 0.01, 0.9),
-        ("sft", 1.0, 0.4),
-        ("ppo", 1.0, 0.6),
-    )
+    for t, *rates in ((0.01, 0.2, 0.9), (1.0, 0.4, 0.6))
+    for model, rate in zip(("sft", "ppo"), rates)
 ]
 OURS, THEIRS = [0.7, 0.8, 0.9], [0.4, 0.6, 0.5]
 
@@ -129,8 +125,7 @@ def test_seeds_needed_are_those_of_the_tables(gain, groups, wanted):
 # catches: power by a shifted t where the noncentral one is needed
 @pytest.mark.parametrize("seeds, gain", [(3, 0.1), (3, 0.25), (5, 0.1)])
 def test_power_against_experiments(seeds, gain):
-    rng = np.random.default_rng(0)
-    d = rng.normal(gain, 0.08, (40_000, seeds))
+    d = np.random.default_rng(0).normal(gain, 0.08, (40_000, seeds))
     half = t_quantile(seeds - 1) * d.std(1, ddof=1) / math.sqrt(seeds)
     seen = np.mean(np.abs(d.mean(1)) > half)
     assert gains.power(gain / 0.08 * math.sqrt(seeds), seeds - 1) == pytest.approx(seen, abs=0.01)

@@ -9,11 +9,7 @@ pytest.importorskip("gguf", reason="gguf is not installed: it is in the developm
 import torch
 from datasets import Dataset
 from gguf_files import WORDS, write_gguf
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from rlhf_nb.cli import main
 from rlhf_nb.cli.plan import planned_config

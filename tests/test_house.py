@@ -184,8 +184,7 @@ def exports_are_shown(page: Page) -> list[str]:
     ]
     problems = []
     for i, cell, node in defined:
-        near = [s for c in page.code[i + 1 : i + 4] if c.is_lesson for s in c.body]
-        used = names_in(*near)
+        used = names_in(*[s for c in page.code[i + 1 : i + 4] if c.is_lesson for s in c.body])
         makers = {
             f.name
             for _, _, f in defined

@@ -28,14 +28,8 @@ def ppo(letters, tmp_path, small_args):
         settings = parts.pop("settings", {})
         args = small_args(PPOConfig, **RUN | dict(total_episodes=16) | settings)
         data = Dataset.from_dict(dict(prompt=PROMPTS)) if data is None else data
-        return PPOTrainer(
-            args,
-            tokenizer or letters,
-            small(letters),
-            reward_model=reward,
-            train_dataset=data,
-            **parts,
-        )
+        parts |= dict(reward_model=reward, train_dataset=data)
+        return PPOTrainer(args, tokenizer or letters, small(letters), **parts)
 
     return make
 

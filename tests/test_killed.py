@@ -79,7 +79,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(alone, tmp_path, kind, few)
     expected, seconds, _ = alone(kind)
     waits = moments(kind, seconds, few)
     found = [
-        killed_and_resumed(kind, tmp_path / str(i), wait, expected) for i, wait in enumerate(waits)
+        killed_and_resumed(kind, tmp_path / str(i), wait, expected, victim=i)
+        for i, wait in enumerate(waits)
     ]
     assert not [wrong for wrong in found if wrong]
     assert found.count("") >= len(waits) * 0.5, "too few were caught alive: the moments are late"
@@ -124,8 +125,7 @@ class Watched(TrainerCallback):
 
 def run(kind: str, folder: str, how: str) -> None:
     "In a process of its own, with its stderr in a file: the same run, and `how` it is different."
-    file = os.open(f"{folder}.said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(file, 2)
+    os.dup2(os.open(f"{folder}.said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -148,7 +148,7 @@ def run(kind: str, folder: str, how: str) -> None:
         return trainer
 
     setattr(kills, name, watched)
-    kills.train(kind, folder, False)
+    kills.train(kind, folder, False, rank=0, port=0)
 
 
 def begun(kind: str, folder: Path, how: str, there: str = "stepped"):

@@ -16,8 +16,7 @@ from rlhf_nb.logprobs import response_logits
 
 
 def exact(logp, logq):
-    p = np.exp(logp.numpy())
-    return float((p * (logp.numpy() - logq.numpy())).sum())
+    return float((np.exp(logp.numpy()) * (logp.numpy() - logq.numpy())).sum())
 
 
 # catches: exp(x) - 1 - x and expm1(x) - x, both of which lose most digits below 1e-3 in float32; a
@@ -163,12 +162,7 @@ def random_logprobs(seed, rows=4, width=5):
     return logprobs, ref, torch.arange(width) < torch.randint(width + 1, (rows, 1), generator=g)
 
 
-FORMULAS = {
-    "k1": lambda l: -l,
-    "k2": lambda l: l**2 / 2,
-    "k3": lambda l: np.exp(l) - 1 - l,
-    "abs": np.abs,
-}
+FORMULAS = dict(k1=lambda l: -l, k2=lambda l: l**2 / 2, k3=lambda l: np.exp(l) - 1 - l, abs=np.abs)
 
 
 # catches: an estimator that mixes columns or rows, a mean inside it, a wrong formula

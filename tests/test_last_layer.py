@@ -309,8 +309,7 @@ def test_fine_tuning_makes_logits_of_the_completion_alone(texts, small_args):
     trainer.model.get_output_embeddings().register_forward_hook(
         lambda head, args, out: seen.append(out.shape[:2])
     )
-    batch = next(iter(trainer.get_train_dataloader()))
-    trainer.compute_loss(trainer.model, dict(batch))
+    trainer.compute_loss(trainer.model, dict(next(iter(trainer.get_train_dataloader()))))
     # three words and the stop token, and the one after it, which nobody counts
     assert seen == [torch.Size([4, 5])]
 

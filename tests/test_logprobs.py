@@ -186,8 +186,7 @@ def test_padding_and_order_of_random_rows(seed, order, chunk):
 # the graph
 def test_nothing_real(batch):
     model = build("Llama")
-    nothing = torch.zeros_like(batch[3])
-    got = response_logprobs(model, *batch[:3], nothing)
+    got = response_logprobs(model, *batch[:3], torch.zeros_like(batch[3]))
     assert got.logprobs.abs().sum() == 0 and got.entropy.abs().sum() == 0
     (got.logprobs.sum() + got.entropy.sum()).backward()
     assert all(p.grad is not None and p.grad.abs().sum() == 0 for p in model.parameters())
@@ -342,8 +341,7 @@ SHARED = {name: build(name).eval() for name in ("Llama", "Cohere")}
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 3), (3,), (1,), ()])
 def test_short_shapes_stay(shape):
     logits = torch.randn(*shape, 5, generator=torch.Generator().manual_seed(0))
-    ids = torch.full(shape, 2)
-    got = token_logprobs(logits, ids)
+    got = token_logprobs(logits, torch.full(shape, 2))
     assert got.shape == shape and torch.allclose(got, logits.log_softmax(-1)[..., 2])
     assert token_entropy(logits).shape == shape
 
@@ -352,8 +350,7 @@ def test_short_shapes_stay(shape):
 # terms are added
 def test_bf16_logits_are_added_up_in_float32():
     logits = torch.randn(2, 3, 5000, generator=torch.Generator().manual_seed(0)).bfloat16()
-    wide = logits.double()
-    p = (wide / 0.7).softmax(-1)
+    p = (logits.double() / 0.7).softmax(-1)
     assert token_entropy(logits, 0.7).dtype == torch.float32
     assert torch.allclose(token_entropy(logits, 0.7).double(), -(p * p.log()).sum(-1), atol=1e-4)
     ids = torch.full((2, 3), 17)

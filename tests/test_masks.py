@@ -187,8 +187,7 @@ def test_the_split_over_ranks_does_not_matter(batch, data):
         assert_close(got, everything(x, mask))
     for shift in (True, False):
         work = partial(lambda shift, p, reduce: whiten(*p, shift, reduce), shift)
-        whites = on_ranks(work, *parts)
-        assert_close(torch.cat(whites), whiten(x, mask, shift_mean=shift))
+        assert_close(torch.cat(on_ranks(work, *parts)), whiten(x, mask, shift_mean=shift))
 
 
 @pytest.mark.parametrize("far", [0.0, 1e4, -1e5])

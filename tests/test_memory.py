@@ -12,12 +12,7 @@ from marks import slow_but
 from pairs import pairwise
 from peft import LoraConfig
 from torch.profiler import ProfilerActivity, profile
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    DynamicCache,
-    LlamaConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, LlamaConfig
 
 import rlhf_nb.sampling
 from rlhf_nb import cli

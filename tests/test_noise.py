@@ -53,8 +53,7 @@ def noisy(family: str) -> nn.Module:
 def test_the_first_ratio_is_1_whatever_noise_the_model_was_made_with(ppo, family):
     trainer = ppo(likes_c, model=noisy(family), share_value_trunk=family == "dbrx")
     r = trainer.advantages(trainer.score(trainer.rollout(["ab", "c", "def", "ab"])))
-    model = trainer.prepare().train()
-    again = trainer.forward(model, r)
+    again = trainer.forward(trainer.prepare().train(), r)
     torch.testing.assert_close(again.logprobs[r.mask], r.logprobs[r.mask], rtol=0, atol=1e-6)
     torch.testing.assert_close(again.values[r.mask], r.values[r.mask], rtol=0, atol=1e-6)
     torch.testing.assert_close(r.ref_logprobs[r.mask], r.logprobs[r.mask], rtol=0, atol=1e-6)
@@ -70,9 +69,7 @@ def shaken(model: nn.Module, width: float) -> nn.Module:
     def shake(module: nn.Module, given: tuple, output: torch.Tensor) -> torch.Tensor:
         return output + width * torch.randn_like(output) if module.training else output
 
-    next(x for name, x in model.named_modules() if name.endswith(".0.mlp")).register_forward_hook(
-        shake
-    )
+    next(x for n, x in model.named_modules() if n.endswith(".0.mlp")).register_forward_hook(shake)
     return model
 
 
@@ -99,8 +96,7 @@ def test_the_reward_trainer_is_probed_too(small_args, letters):
         args = small_args(RewardConfig, **settings)
         return RewardTrainer(model, args, pairs, processing_class=letters)
 
-    trainer = make()
-    assert trainer.model.config.hidden_dropout == 0
+    assert make().model.config.hidden_dropout == 0
     assert given.hidden_dropout == 0.3  # which other models may have been made with
     shaken(model, 1e-2)
     with pytest.raises(ValueError, match="reward model, Falcon.*random while it trains"):

@@ -199,9 +199,7 @@ def unmet(source: str, requirements: str, extras: str = "") -> list[str]:
     )
 
 
-def brings(
-    distribution: str,
-) -> set[str]:  # what is always installed with it
+def brings(distribution: str) -> set[str]:  # what is always installed with it
     return {
         canonicalize_name(r.name)
         for r in map(Requirement, requires(distribution) or [])

@@ -64,9 +64,7 @@ def test_the_mask_in_the_picture_is_the_mask():
 
 # catches: an arrow to the column's own token, and a column too many or too few
 def test_each_response_token_is_chosen_once():
-    shown = [
-        text for text in sequence_texts(PICTURES[1], "token") if text in ("sat", "down", "STOP")
-    ]
+    shown = [x for x in sequence_texts(PICTURES[1], "token") if x in ("sat", "down", "STOP")]
     assert sorted(shown) == sorted(["sat", "down", "STOP"] * 2)
     assert "Columns 2 to 4" in PICTURES[1]
     assert sequence_texts(PICTURES[1], "note").count("nothing") == 1
@@ -125,17 +123,15 @@ def test_the_terms_add_up_to_the_advantages(gamma, lam):
     deltas = td_errors(REWARDS, VALUES, MASK, gamma)[0].tolist()
     sums = [sum(terms) for terms in shares(deltas, gamma * lam)]
     assert sums == pytest.approx(gae(REWARDS, VALUES, MASK, gamma, lam)[0].tolist())
-    numbers = [
+    assert [
         element.text for element in drawn(gae_picture(GAE_TOKENS, deltas, lam, gamma), "number")
-    ]
-    assert numbers == [signed_number(x) for pair in zip(deltas, sums) for x in pair]
+    ] == [signed_number(x) for pair in zip(deltas, sums) for x in pair]
 
 
 def test_arcs_fade_with_distance_and_are_as_wide_as_the_surprise():
     arcs = drawn(gae_picture(GAE_TOKENS, [0.25, -0.5, 0.0, 0.5], lam=0.5), "from-")
     assert len(arcs) == 1 + 2 + 0 + 4  # a surprise of 0 passes nothing on
-    faint = sorted({float(arc.get("opacity")) for arc in arcs})
-    assert faint == [0.125, 0.25, 0.5, 1.0]
+    assert sorted({float(arc.get("opacity")) for arc in arcs}) == [0.125, 0.25, 0.5, 1.0]
     widths = {arc.get("class"): set() for arc in arcs}
     for arc in arcs:
         widths[arc.get("class")].add(float(arc.get("stroke-width")))

@@ -62,9 +62,7 @@ def lora(task: str) -> LoraConfig:
     return LoraConfig(task_type=task, r=4)
 
 
-def setup(
-    layout: str = "zero2", n: int = 8, micro: int = 4, steps: int = 6, chunk: int = 8, **more
-):
+def setup(layout="zero2", n=8, micro=4, steps=6, chunk=8, **more):
     return MemoryPlan(
         SMALL,
         more.pop("reward", SMALL),
@@ -103,10 +101,8 @@ def test_forward():
         == 3 * (2 * 2 * 100 * 5 + 4 * 2 * 2 * 3 * 25 + 2 * 6 * 10 * 2)
         == 10320
     )
-    assert (
-        page.forward_flops(model_size(SMALL), 1, 120) == F
-        and page.forward_flops(model_size(SMALL), 1, 120, 20) == F + HEAD
-    )
+    assert page.forward_flops(model_size(SMALL), 1, 120) == F
+    assert page.forward_flops(model_size(SMALL), 1, 120, 20) == F + HEAD
 
 
 # catches: backward costs one pass, recomputing is free, frozen weights have gradients, one epoch,
@@ -198,9 +194,8 @@ def test_moved():
 
 # catches: bytes counted as bits, both directions of a link, FLOP/s with sparsity
 def test_machine():
-    assert page.H100[:5] == near((989.5e12, 3.35e12, 450e9, 50e9, 80)) and page.A100[:5] == near(
-        (312e12, 2.039e12, 300e9, 25e9, 80)
-    )
+    assert page.H100[:5] == near((989.5e12, 3.35e12, 450e9, 50e9, 80))
+    assert page.A100[:5] == near((312e12, 2.039e12, 300e9, 25e9, 80))
 
 
 # catches: wires in bits, every network is NVLink, the peak is reached, the last token is read,
@@ -225,9 +220,8 @@ def test_seconds():
     wide = page.seconds(setup("zero3", n=16), gpu, shares)["wires"]
     assert wide == near(sent * 8 / 7 * 15 / 16 / 0.5e8)  # out of the box: another wire
     served = page.seconds(setup("zero3"), gpu, shares, page.Sampler(1e-2, 1, True), servers=4)
-    assert served["prompts"] == near(prompts * 8 / 4 / 0.5e12) and served["tokens"] == near(
-        19 * 3 * 1e-2
-    )
+    assert served["prompts"] == near(prompts * 8 / 4 / 0.5e12)
+    assert served["tokens"] == near(19 * 3 * 1e-2)
     assert served["wires"] == near((sent - 7 / 8 * 2 * P) / 0.5e9 + 2 * P / 0.5e8)
 
 
@@ -266,9 +260,8 @@ def test_the_picture_follows_the_controls():
     total = lambda *values: sum(
         bar.get_width() for bar in page.render("TL;DR 1B", *values, 2.0).axes[0].patches
     )
-    assert total(0.2, 0.5, 0.8) > total(0.4, 0.5, 0.8) < total(0.4, 0.5, 1.6) and total(
-        0.4, 0.1, 0.05
-    ) > total(0.4, 0.5, 0.05)
+    assert total(0.2, 0.5, 0.8) > total(0.4, 0.5, 0.8) < total(0.4, 0.5, 1.6)
+    assert total(0.4, 0.1, 0.05) > total(0.4, 0.5, 0.05)
     page.plt.close("all")
 
 

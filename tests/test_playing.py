@@ -434,8 +434,7 @@ def test_each_end_is_in_the_record(signs):
     spell = lambda keep: [
         "".join(signs.batch_decode(i[k].tolist())) for i, k in zip(r.response_ids, keep)
     ]
-    drawn = ["a<eos>", "bc", "abcd<eos>g", "a<eos>e<eos>", "ab<eos>"]
-    assert spell(r.chosen) == drawn
+    assert spell(r.chosen) == ["a<eos>", "bc", "abcd<eos>g", "a<eos>e<eos>", "ab<eos>"]
     assert spell(r.mask & ~r.chosen) == ["", "hello", "def", "d", "d0123"]
     assert r.responses == ["a", "bchello"[:2], "abcdd<eos>eg", "a<eos>de", "adb"]
     assert r.turn_rewards.tolist() == [[0.5, 0, 0], [0, 0, 0], [0, 2, 1], [0, 1, 0], [0, 1, 0]]
@@ -468,8 +467,7 @@ def test_what_was_drawn_is_what_is_read(strip, ids):
     worlds = [World(said("b"), said("b", terminated=True))]
     r, engine = told(tokenizer, [[ids], [ids]], worlds, ["a"])
     assert r.response_ids[0][r.chosen[0]].tolist() == ids * 2
-    observed = tokenizer("b")["input_ids"]
-    assert engine.read[1][0] == engine.read[0][0] + ids + observed
+    assert engine.read[1][0] == engine.read[0][0] + ids + tokenizer("b")["input_ids"]
     again = tokenizer(tokenizer.decode(ids[:-1]))["input_ids"]  # the planted fault
     assert again != ids[:-1]
 

@@ -68,8 +68,7 @@ def test_ppo_by_name_trains_float32(ppo, folders, warnings, settings):
 
 # catches: a value model grown from a policy that is in 16 bits by request
 def test_the_value_model_of_a_16_bit_policy_is_float32(ppo, folders, warnings):
-    policy = load_policy(folders["policy"], dtype=BF16)
-    trainer = ppo(likes_c, model=policy)
+    trainer = ppo(likes_c, model=load_policy(folders["policy"], dtype=BF16))
     assert learning(trainer.pair.value) == WIDE and learning(trainer.policy) == {BF16}
     assert len(warnings) == 1 and "weights that learn are in bfloat16" in warnings[0]
     assert "weights that learn in bfloat16" in trainer.describe()

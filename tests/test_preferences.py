@@ -304,15 +304,8 @@ def test_a_person_as_a_judge(tmp_path):
 # catches: a Backspace that chooses, a digit that is lost behind the last one, a note or a file that
 # disagrees with the field
 def test_the_field(desk):
-    for text, want in (
-        ("1", "1"),
-        ("12", "12"),
-        ("x2", "122"),
-        ("", "12"),
-        ("20", "120"),
-        ("0U", "12"),
-        ("2q", "12"),
-    ):
+    typed = {"1": "1", "12": "12", "x2": "122", "": "12", "20": "120", "0U": "12", "2q": "12"}
+    for text, want in typed.items():
         desk.wait()
         desk.field.value = text
         assert "".join(row["choice"] for row in desk.work.rows) == want
@@ -392,8 +385,7 @@ def test_both_ends(tmp_path):
 # catches: texts, paths or notes that become markup, live or static
 def test_hostile_texts_are_escaped(tmp_path, letters, tiny):
     rows = [dict(prompt=HOSTILE, answer_1=HOSTILE + "a", answer_2=HOSTILE + "b")]
-    desk = label_preferences(rows, tmp_path / "<b>.jsonl")
-    seen = desk._repr_mimebundle_()["text/html"]
+    seen = label_preferences(rows, tmp_path / "<b>.jsonl")._repr_mimebundle_()["text/html"]
     assert not re.search(r"<(script|img|b>\.)", seen) and "\u202e" not in seen and "U+202E" in seen
 
 

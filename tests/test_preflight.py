@@ -140,10 +140,9 @@ def states() -> tuple:
 
 
 def modes(trainer: PPOTrainer) -> list[tuple[bool, bool]]:
-    models = [trainer.pair, trainer.ref_model, *trainer.judges.models]
     return [
         (part.training, p.requires_grad)
-        for model in models
+        for model in [trainer.pair, trainer.ref_model, *trainer.judges.models]
         if model is not None
         for part in model.modules()
         for p in part.parameters(recurse=False)
@@ -354,8 +353,7 @@ def test_the_prompt_of_a_pair_may_be_a_conversation():
 def run_of(ppo, tmp_path, letters, monkeypatch):
     "The words of a tiny run on the command line, in an empty folder."
     monkeypatch.chdir(tmp_path)
-    policy = ppo().policy
-    policy.save_pretrained("policy")
+    ppo().policy.save_pretrained("policy")
     letters.save_pretrained("policy")
     texts = [a + b for a in sorted(set(PROMPTS)) for b in ("", "a", "cd", "g")]
     Dataset.from_dict(dict(prompt=texts)).to_json("rows.jsonl")
@@ -402,8 +400,7 @@ def test_a_reward_that_breaks_at_once_is_exit_code_1_and_a_table(run_of, capsys)
         "def likes_c(prompts, responses, **columns):\n    return [columns['x'] for x in responses]\n"
     )
     assert main([*run_of, "--json", "--html", "none"]) == 1
-    told = capsys.readouterr()
-    checks = {x["name"]: x for x in json.loads(told.out)["checks"]}
+    checks = {x["name"]: x for x in json.loads(capsys.readouterr().out)["checks"]}
     assert len(checks) == len(LADDER)
     assert "likes_c failed: KeyError: 'x' (" in checks["data: episodes"]["measured"]
 

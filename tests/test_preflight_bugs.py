@@ -297,8 +297,7 @@ def test_a_bug_that_a_review_found_unreported_is_reported(name, looked_at):
 # catches: a share of moved weights that counts what never had a gradient
 @pytest.mark.slow
 def test_weights_that_are_too_coarse_to_move_are_reported(looked_at):
-    done = looked_at(None, dtype=torch.bfloat16)
-    assert "learning: weights move" in failed(done)
+    assert "learning: weights move" in failed(looked_at(None, dtype=torch.bfloat16))
 
 
 # catches: a table that leaves a bug of the museum out

@@ -249,10 +249,7 @@ def test_fault_04_checkpointing_does_not_change_what_is_sampled(ppo):
     found = []
     for on in (False, True):
         trainer = ppo.trained(
-            learning_rate=0.0,
-            total_episodes=16,
-            activation_checkpointing=on,
-            save_rollouts=True,
+            learning_rate=0.0, total_episodes=16, activation_checkpointing=on, save_rollouts=True
         )
         found.append([r.response_ids.tolist() for r in rollouts(trainer)])
     assert found[0] == found[1]
@@ -332,15 +329,10 @@ def test_fault_05_learning_rate_zero_changes_nothing(ppo, name, bf16):
 # catches: a first rollout by hand in float32 and an update in bfloat16, or log-probs of another
 # precision than the update's
 @pytest.mark.parametrize(
-    "settings",
-    [
-        dict(bf16=True),
-        dict(bf16=True, bootstrap_truncated=True),
-        dict(bf16=True, kl_estimator="full"),
-    ],
+    "settings", [{}, dict(bootstrap_truncated=True), dict(kl_estimator="full")]
 )
 def test_fault_05_by_hand_under_bf16_the_ratio_starts_at_one(ppo, settings):
-    trainer = ppo(learning_rate=0.0, **settings)
+    trainer = ppo(learning_rate=0.0, bf16=True, **settings)
     found = trainer.update(trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:8]))))
     assert found["policy/approxkl_avg"] < 1e-8 and trainer.update_count == 1
 
@@ -687,14 +679,12 @@ def test_fault_12_rollout_chunks_of_different_length(ppo, letters):
     for b in range(8):
         prompt = parts.prompt_ids[b][parts.prompt_mask[b]]
         answer = parts.response_ids[b][parts.mask[b]]
-        logp = (
+        torch.testing.assert_close(
+            parts.logprobs[b][parts.mask[b]],
             trainer.model.policy(torch.cat([prompt, answer])[None])
             .logits[0]
             .log_softmax(-1)[len(prompt) - 1 : -1]
-        )
-        torch.testing.assert_close(
-            parts.logprobs[b][parts.mask[b]],
-            logp.gather(1, answer[:, None])[:, 0],
+            .gather(1, answer[:, None])[:, 0],
             atol=1e-5,
             rtol=1e-5,
         )
@@ -723,8 +713,7 @@ def test_fault_14_a_data_set_smaller_than_a_batch_is_refused_at_once(ppo, drop_l
 
 
 def test_fault_14_a_data_set_of_one_batch_trains(ppo):
-    trainer = ppo.trained(data=Dataset.from_dict(dict(prompt=PROMPTS[:8])))
-    assert trainer.state.global_step == 3
+    assert ppo.trained(data=Dataset.from_dict(dict(prompt=PROMPTS[:8]))).state.global_step == 3
 
 
 # ---- 15: callbacks ----
@@ -736,18 +725,11 @@ EVENTS = [name for name in vars(TrainerCallback) if name.startswith("on_")]
 # the documentation's, where a step is an update
 def test_fault_15_every_event_fires_and_in_order(ppo):
     events = Events()
-    sizes = dict(
-        total_episodes=16,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=4,
-        num_ppo_epochs=2,
-        num_mini_batches=2,
-    )
+    sizes = dict(per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    sizes |= dict(total_episodes=16, num_ppo_epochs=2, num_mini_batches=2)
     saves = dict(save_strategy="steps", save_steps=1, eval_strategy="steps", eval_steps=1)
     trainer = ppo.trained(parts=dict(callbacks=[events]), **sizes, **saves)
-    told = [
-        name for name in events.seen if name != "on_substep_end" and name != "on_prediction_step"
-    ]
+    told = [name for name in events.seen if name not in ("on_substep_end", "on_prediction_step")]
     assert (
         told[:3] == ["on_init_end", "on_train_begin", "on_epoch_begin"]
         and told[-2:] == ["on_epoch_end", "on_train_end"]
@@ -863,12 +845,11 @@ def with_padding(r: Rollout, left: int, right: int, seed: int) -> Rollout:
         )
         return torch.where(torch.nn.functional.pad(real, sides), wide, junk.to(x.dtype))
 
-    changes = {
-        name: filled(getattr(r, name), r.mask, (0, right))
-        for name in ("response_ids", "logprobs", "ref_logprobs", "kl", "values")
-    }
     return r.with_(
-        **changes,
+        **{
+            name: filled(getattr(r, name), r.mask, (0, right))
+            for name in ("response_ids", "logprobs", "ref_logprobs", "kl", "values")
+        },
         prompt_ids=filled(r.prompt_ids, r.prompt_mask, (left, 0)),
         prompt_mask=torch.nn.functional.pad(r.prompt_mask, (left, 0)),
         mask=torch.nn.functional.pad(r.mask, (0, right)),
@@ -955,8 +936,7 @@ def check_stops_at_once(ppo, rows, keep_stop=True, **settings):
         # what chose the stop token
         logits = trainer.model.policy(r.prompt_ids[b][r.prompt_mask[b]][None]).logits[0, -1]
         (-r.advantages[b, 0] * logits.log_softmax(-1)[STOP]).backward()
-        wanted = gradient(trainer.model.policy)
-        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(got, gradient(trainer.model.policy), atol=1e-5, rtol=1e-4)
 
 
 # catches: 0 / 0 in a row of one token, a mask that ends before the stop token, a value or an
@@ -1117,8 +1097,7 @@ def test_fault_20_ids_on_either_side_are_the_text(letters, side, with_mask):
 # catches: a run that differs from the run on the same prompts as text
 def test_fault_20_right_padded_prompts(ppo, letters):
     def run(**parts):
-        trainer = ppo.trained(**parts, total_episodes=8, num_ppo_epochs=1)
-        return weights(trainer)
+        return weights(ppo.trained(**parts, total_episodes=8, num_ppo_epochs=1))
 
     as_text = run()
     for side, with_mask, kind in pairwise(
@@ -1143,8 +1122,7 @@ def test_fault_20_a_collator_of_ones_own(ppo, letters):
     ids = Dataset.from_dict(dict(input_ids=[letters(p)["input_ids"] for p in PROMPTS]))
 
     def run(**parts):
-        trainer = ppo.trained(data=ids, parts=parts, total_episodes=8, num_ppo_epochs=1)
-        return weights(trainer)
+        return weights(ppo.trained(data=ids, parts=parts, total_episodes=8, num_ppo_epochs=1))
 
     ours = run()
     for side, with_mask in itertools.product(("left", "right"), (True, False)):
@@ -1341,14 +1319,11 @@ FAULTS = [  # the wrong program, what it takes the place of, the check that refu
 def test_a_trainer_with_the_fault_is_caught(
     ppo, steps, letters, monkeypatch, wrong, place, check, given
 ):
-    owners = dict(
+    for owner in dict(
         ppo_loss=[rlhf_nb.trainer, ppo_fixtures], activation_checkpointing_enable=[PolicyAndValue]
-    )
-    for owner in owners.get(place, [PPOTrainer]):
+    ).get(place, [PPOTrainer]):
         plain = getattr(owner, place)
-        monkeypatch.setattr(
-            owner, place, lambda *args, plain=plain, **how: wrong(plain, *args, **how)
-        )
+        monkeypatch.setattr(owner, place, lambda *a, plain=plain, **how: wrong(plain, *a, **how))
     fixtures = dict(ppo=ppo, steps=steps, letters=letters)
     needed = [x for name, x in fixtures.items() if name in inspect.signature(check).parameters]
     with pytest.raises((AssertionError, RuntimeError)):

@@ -128,9 +128,8 @@ def test_an_end_token_of_another_tokenizer_is_none(ppo, letters):
 
 def test_stop_token_id_may_be_several(ppo, letters):
     assert ppo(likes_c, stop_token_id=[5, 6]).sampling_settings.stop_ids == (5, 6)
-    assert ppo(likes_c, stop_token_id=5, model=chat_policy(letters)).sampling_settings.stop_ids == (
-        5,
-    )
+    chat = ppo(likes_c, stop_token_id=5, model=chat_policy(letters))
+    assert chat.sampling_settings.stop_ids == (5,)
     for bad in ([5, 12], [-1], []):
         with pytest.raises(ValueError, match="stop_token_id is"):
             ppo(likes_c, stop_token_id=bad)

@@ -8,14 +8,7 @@ from small_models import small_model
 
 from rlhf_nb.base import loading, real
 from rlhf_nb.cli.scoring import load_reward_function
-from rlhf_nb.real import (
-    FRAMES,
-    SUBJECTS,
-    Sentiment,
-    everyday_requests,
-    sampled_pairs,
-    to_the_point,
-)
+from rlhf_nb.real import FRAMES, SUBJECTS, Sentiment, everyday_requests, sampled_pairs, to_the_point
 from rlhf_nb.reward import encode_pairs
 
 

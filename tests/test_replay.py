@@ -46,8 +46,7 @@ KINDS = dict(
 
 def parts_of(kind: str) -> dict:
     if "turns" in kind:
-        world = guess_number(9, 3, 36, ("a", "b", "c"))
-        return dict(environment_factory=world, max_turns=2)
+        return dict(environment_factory=guess_number(9, 3, 36, ("a", "b", "c")), max_turns=2)
     if kind != "lora":
         return {}
     from peft import LoraConfig
@@ -327,9 +326,7 @@ def no_work(*given):
         (dict(num_mini_batches=3), "num_mini_batches is 3"),
     ],
 )
-def test_a_setting_that_cannot_be_changed_is_refused_before_the_work(
-    run, monkeypatch, settings, said
-):
+def test_what_cannot_be_changed_is_refused_before_the_work(run, monkeypatch, settings, said):
     monkeypatch.setattr(module, "update_again", no_work)
     with pytest.raises(ValueError, match=said) as error:
         replay(run(), 1, **settings)

@@ -115,8 +115,7 @@ def test_wandb_offline_gets_metrics_and_tables(tmp_path):
 # catches: a sink that is called before it has begun, or in another process than the first
 def test_an_evaluation_before_the_training_reports_too(ppo, tmp_path):
     pytest.importorskip("tensorboard")
-    trainer = ppo(report_to="tensorboard")
-    assert trainer.evaluate()["eval_stopped"] >= 0
+    assert ppo(report_to="tensorboard").evaluate()["eval_stopped"] >= 0
 
 
 # ---- The card ----
@@ -144,8 +143,7 @@ def test_the_card_states_recipe_data_seeds_and_results(ppo, tmp_path):
     ):
         assert line in card, line
     assert "hf_secret" not in card and str(tmp_path) not in card
-    again = ppo.trained(seed=11, kl_coef=0.07)
-    again.save_model(str(tmp_path / "again"))
+    ppo.trained(seed=11, kl_coef=0.07).save_model(str(tmp_path / "again"))
     assert (
         next(line for line in card.splitlines() if "sha256" in line)
         in (tmp_path / "again" / "README.md").read_text()

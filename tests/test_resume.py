@@ -42,9 +42,8 @@ def half(letters, imports, tmp_path_factory):
 
     def make(reward=likes_c, folder="run", policy=0, reference=None, prompts=PROMPTS, **changes):
         settings = QUIET | RUN | SAVED | dict(total_episodes=24)
-        args = PPOConfig(str(root / folder), **settings | changes)
         return PPOTrainer(
-            args,
+            PPOConfig(str(root / folder), **settings | changes),
             letters,
             tiny_policy(letters, policy, **SIZES),
             None if reference is None else tiny_policy(letters, reference, **SIZES),
@@ -338,8 +337,7 @@ def test_a_checkpoint_that_was_not_written_here_is_not_deleted(ppo):
 # step, a torn line that stays
 def test_a_refused_resume_changes_nothing_and_one_that_goes_on_has_a_line_a_step(ppo):
     settings = dict(total_episodes=24, save_strategy="steps", save_steps=1)
-    first = ppo.trained(**settings)
-    folder = Path(first.args.output_dir)
+    folder = Path(ppo.trained(**settings).args.output_dir)
     file, before = folder / "metrics.jsonl", sorted(path.name for path in folder.iterdir())
     with pytest.raises(ValueError, match="belongs to another run: its seed"):
         ppo(**settings, seed=5).train(resume_from_checkpoint=str(folder / "checkpoint-2"))
@@ -461,8 +459,7 @@ def test_formats_and_rich_columns_survive(ppo, kind):
     plain = Dataset.from_dict(rows)
     data = plain.with_format(kind, columns=["numbers"], output_all_columns=True)
     settings = dict(total_episodes=16, save_rollouts=True, save_strategy="steps", save_steps=1)
-    trainer = ppo.trained(data=data, **settings)
-    found = rollouts(trainer)[0].columns
+    found = rollouts(ppo.trained(data=data, **settings))[0].columns
     by_number = {row["numbers"][0]: row for row in plain}
     for when, blob, numbers in zip(found["when"], found["blob"], found["numbers"]):
         row = by_number[int(numbers[0])]

@@ -27,13 +27,7 @@ from rlhf_nb.base.encoding import ANSWERS
 from rlhf_nb.masks import left_pad, right_pad
 from rlhf_nb.models import scorer_from, scorer_head, sequence_scores
 from rlhf_nb.preferences import bradley_terry_loss, calibration, calibration_error, pair_batch
-from rlhf_nb.reward import (
-    RewardConfig,
-    RewardTrainer,
-    decided_pairs,
-    encode_pairs,
-    reversed_labels,
-)
+from rlhf_nb.reward import RewardConfig, RewardTrainer, decided_pairs, encode_pairs, reversed_labels
 from rlhf_nb.scoring import center_rewards, pair_accuracy, score_texts
 from rlhf_nb.training.model_loading import (
     load_reward_model,
@@ -356,8 +350,7 @@ def test_a_row_beyond_the_positions_is_named(tokenizer, pairs, small_args, tiny)
 # catches: probabilities of the chosen answer instead of the preferred one (always observed), bins
 # over 0 to 1, unweighted bins, ties as wrong
 def test_calibration_by_hand():
-    rng = np.random.default_rng(0)
-    chosen, rejected = rng.normal(size=(2, 500)) * 2
+    chosen, rejected = np.random.default_rng(0).normal(size=(2, 500)) * 2
     sure, right = 1 / (1 + np.exp(-np.abs(chosen - rejected))), chosen > rejected
     edges = np.linspace(0.5, 1, 8)
     error = sum(
@@ -501,8 +494,7 @@ def test_what_is_saved_loads_with_transformers_alone(trained, tokenizer, world, 
 
 # catches: optimizer, order of the rows, random state or head lost on resuming
 @pytest.mark.parametrize(
-    "strategy",
-    ["group_by_length", "random", pytest.param("sequential", marks=pytest.mark.slow)],
+    "strategy", ["group_by_length", "random", pytest.param("sequential", marks=pytest.mark.slow)]
 )
 def test_a_resumed_run_is_the_same_bit_for_bit(trained, pairs, tmp_path, strategy):
     saves = dict(max_steps=9, save_strategy="steps", save_steps=3, learning_rate=1e-3)
@@ -571,11 +563,10 @@ def test_an_adapter_is_trained_saved_and_resumed_alone(
 # catches: a choice that was taken back and is learned because its line went into another split, a
 # shuffle that takes back somebody else's
 def test_label_lines_out_of_order():
-    keys = [("1", 0), ("2", 1), ("undo", 1), ("2", 1)]
     lines = Dataset.from_list(
         [
             dict(chosen=f"{key}{i}", rejected="-", choice=key, again=False, pair=pair)
-            for i, (key, pair) in enumerate(keys)
+            for i, (key, pair) in enumerate([("1", 0), ("2", 1), ("undo", 1), ("2", 1)])
         ]
     )
     assert decided_pairs(lines)["chosen"][:] == ["10", "23"]
@@ -611,8 +602,7 @@ def test_each_pair_of_a_step_counts_alike(tiny, tokenizer, pairs, small_args):
     chosen, rejected = (torch.cat([*map(alone, data[f"{name}_ids"][:])]) for name in ANSWERS)
     gap, both = chosen - rejected, chosen + rejected
     loss = (torch.log1p(torch.exp(-gap)) + 0.1 * both.square()).sum() / 7
-    right = torch.autograd.grad(loss, list(again.parameters()))
-    for grad, wanted in zip(seen[0], right):
+    for grad, wanted in zip(seen[0], torch.autograd.grad(loss, list(again.parameters()))):
         torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-6)
     logged = trainer.state.log_history[0]
     wanted = dict(loss=loss.item(), margin=gap.mean().item(), mean_reward=both.mean().item() / 2)

@@ -222,11 +222,8 @@ def draws(wide=torch.float64, right=True, before_the_end=True, scaled=True, bloc
         line = probs[:blocks].cumsum(-1, dtype=wide).double()
         end = line[:, -1:]
         at = chance * end if scaled else chance
-        at = (
-            torch.minimum(at, end.nextafter(torch.zeros_like(end)))
-            if before_the_end
-            else at + 1e-16
-        )
+        below = end.nextafter(torch.zeros_like(end))
+        at = torch.minimum(at, below) if before_the_end else at + 1e-16
         return torch.searchsorted(line, at, right=right)
 
     return draw
@@ -497,9 +494,8 @@ def test_columns_with_our_names_get_a_prefix():
     theirs = {name: ["theirs"] * len(r) for name in OWN}
     taken, plain = r.with_(columns=theirs | dict(label=range(len(r)))), r.with_(columns={})
     frame = taken.episodes()
-    assert frame[[*plain.episodes()]].equals(plain.episodes()) and [*frame.label] == [
-        *range(len(r))
-    ]
+    assert frame[[*plain.episodes()]].equals(plain.episodes())
+    assert [*frame.label] == [*range(len(r))]
     assert all((frame[f"data/{name}"] == "theirs").all() for name in OWN)
     assert str(taken) == str(plain) and taken._repr_html_() == plain._repr_html_()
     assert "score" not in r.with_(scores=None, columns=theirs).episodes()

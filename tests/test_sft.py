@@ -212,8 +212,7 @@ def run(tokenizer, data, small_args, kind, **changes):
     trainer = SFTTrainer(families(tokenizer)[kind], args, data, data.select(range(13)), tokenizer)
     start = trainer.evaluate()["eval_loss"]
     trainer.train()
-    losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
-    return trainer, losses, start
+    return trainer, [log["loss"] for log in trainer.state.log_history if "loss" in log], start
 
 
 # catches: rows that see each other (an attention mask, the cache left on, positions that run
@@ -230,16 +229,10 @@ def test_packing_changes_no_loss(tokenizer, uneven, small_args, kind):
     assert len(losses) == 4
     assert losses[-1] < losses[0]
     assert sum(packed) / 4 == pytest.approx(sum(losses) / 4, abs=1e-5)
+    ends = zip(off.model.parameters(), on.model.parameters())
+    assert max((a - b).abs().max().item() for a, b in ends) < 1e-4
     assert (
-        max(
-            (a - b).abs().max().item()
-            for a, b in zip(off.model.parameters(), on.model.parameters())
-        )
-        < 1e-4
-    )
-    lines = on.data_collator([on.train_dataset[i] for i in range(12)])["input_ids"]
-    assert (
-        lines.numel()
+        on.data_collator([on.train_dataset[i] for i in range(12)])["input_ids"].numel()
         < off.data_collator([off.train_dataset[i] for i in range(12)])["input_ids"].numel()
     )
 
@@ -258,8 +251,7 @@ def test_lines_by_hand():
     assert batch["labels"].tolist() == [[-100, -100, -100, 7, 1], [-100, 3, 1, -100, 1]]
     assert batch["use_cache"] is False
     assert "attention_mask" not in batch
-    wide = packed_batch(rows[1:], 9, 9)
-    assert wide["input_ids"].tolist() == [[4, 5, 6, 7, 1, 8, 1]]
+    assert packed_batch(rows[1:], 9, 9)["input_ids"].tolist() == [[4, 5, 6, 7, 1, 8, 1]]
     left = packed_batch(rows[:2], 9)
     assert left["input_ids"].tolist()[1] == [2, 3, 1, 9, 9]
     assert left["position_ids"].tolist()[1] == [0, 1, 2, 0, 1]
@@ -323,15 +315,9 @@ def test_bars_are_silent_and_come_back(tiny, tokenizer, world, small_args, monke
 # optimizer, order or random state lost
 @pytest.mark.parametrize(
     "kind, packing",
-    [
-        ("gpt_neox", False),
-        ("llama", True),
-        pytest.param("gpt2", False, marks=pytest.mark.slow),
-    ],
+    [("gpt_neox", False), ("llama", True), pytest.param("gpt2", False, marks=pytest.mark.slow)],
 )
-def test_a_resumed_run_is_the_same_bit_for_bit(
-    tokenizer, uneven, small_args, tmp_path, kind, packing
-):
+def test_a_resumed_run_is_bitwise_the_same(tokenizer, uneven, small_args, tmp_path, kind, packing):
     data = (
         concatenate_datasets([uneven.shuffle(seed=i) for i in range(5)])
         .map(lambda row, i: dict(completion=row["completion"] + " my" * (i % 2)), with_indices=True)
@@ -375,9 +361,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(trained):
 
 # catches: a whole model saved beside the adapter, base weights that move, an adapter that does not
 # load or resume
-def test_an_adapter_is_trained_saved_and_resumed_alone(
-    tiny, tokenizer, world, small_args, tmp_path
-):
+def test_an_adapter_is_trained_saved_resumed_alone(tiny, tokenizer, world, small_args, tmp_path):
     base, data = str(tmp_path / "base"), world["train"].select_columns(["prompt", "completion"])
     tiny().save_pretrained(base)
 

@@ -117,8 +117,7 @@ def test_bf16_and_whole_numbers_keep_their_digits():
 def test_gradcheck():
     scores, kl, mask = a_batch(15, T=4)
     leaves = [scores.requires_grad_(), kl.where(mask, 0.5).requires_grad_()]
-    shape = partial(shape_rewards, mask=mask, kl_coef=0.3)
-    assert torch.autograd.gradcheck(shape, leaves)
+    assert torch.autograd.gradcheck(partial(shape_rewards, mask=mask, kl_coef=0.3), leaves)
     stopped, moments = mask[:, -1], RunningMoments(4, 0.5, 12.0)
     for f in (
         lambda s: penalize_missing_eos(s, stopped, 1.0),

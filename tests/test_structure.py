@@ -126,11 +126,7 @@ def parents(sources: list[str]) -> dict[str, list[str]]:
     "The bases of each class, by their last names."
     nodes = [node for source in sources for node in ast.walk(parsed(source))]
     last = lambda base: ast.unparse(base).split("[")[0].split(".")[-1]
-    return {
-        node.name: [last(base) for base in node.bases]
-        for node in nodes
-        if isinstance(node, ast.ClassDef)
-    }
+    return {n.name: [last(base) for base in n.bases] for n in nodes if isinstance(n, ast.ClassDef)}
 
 
 def private_chain(name: str, bases: dict[str, list[str]]) -> int:
@@ -177,10 +173,9 @@ def too_long(source: str) -> list[str]:
 
 def of_trainer() -> set[str]:
     "Private names of transformers' Trainer: methods, class attributes, and those it sets on itself."
-    tree = parsed(inspect.getsource(Trainer))
     on_itself = {
         node.attr
-        for node in ast.walk(tree)
+        for node in ast.walk(parsed(inspect.getsource(Trainer)))
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         if isinstance(node.value, ast.Name) and node.value.id == "self"
     }

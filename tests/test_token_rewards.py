@@ -68,10 +68,8 @@ def called(returned, texts=TEXTS) -> torch.Tensor:
 
 def landing(tokenizer, ids: list[int], text: str, end: int) -> int:
     "The last token that begins before the end: as many characters as the tokens before it make."
-    begins = []
-    for t in range(len(ids)):
-        before = tokenizer.decode(ids[:t]).rstrip("\ufffd")
-        begins.append(min(len(before), len(text)))
+    before = (tokenizer.decode(ids[:t]).rstrip("\ufffd") for t in range(len(ids)))
+    begins = [min(len(x), len(text)) for x in before]
     return max(t for t, begin in enumerate(begins) if begin < end)
 
 
@@ -166,8 +164,7 @@ def test_judges_of_both_kinds_are_joined_on_the_last_token():
         ids[i, : len(row)] = torch.tensor(row)
     r = Rollout(ids[:, :1], mask[:, :1], ids, mask, prompts=TEXTS, responses=TEXTS)
     judges = Judges([steps, length], weights=[2.0, 0.5])
-    scores = judges(r, None, BYTES)
-    total = judges.total(scores, None, mask)
+    total = judges.total(judges(r, None, BYTES), None, mask)
     wanted = np.full((4, width), np.nan)
     for i, row in enumerate(where.ids):
         wanted[i, len(row) - 1] = 0.5 * len(TEXTS[i])
@@ -359,8 +356,7 @@ def late(scores, mask, none=0.0):
 def on_padding(scores, kl, mask, kl_coef):
     "Columns after the end are paid what the last token is paid."
     rewards, price = right_shape(scores, kl, mask, kl_coef)
-    end = rewards.gather(1, mask.sum(1, keepdim=True) - 1)
-    return torch.where(mask, rewards, end), price
+    return torch.where(mask, rewards, rewards.gather(1, mask.sum(1, keepdim=True) - 1)), price
 
 
 def twice(scores, mask, none=0.0):

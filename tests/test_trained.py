@@ -419,8 +419,7 @@ LEARN = dict(
 def test_a_head_in_an_adapter_is_trained_and_saved(stages, saved, how):
     base = saved(scorer_from(llama()))
     trainer = stages("reward", get_peft_model(load_scorer(base), lora(**LEARN[how])))
-    folder = stages.folder(trainer)
-    again, plain = load_judge(folder), load_scorer(base)
+    again, plain = load_judge(stages.folder(trainer)), load_scorer(base)
     wanted = trainer.model(IDS).logits
     torch.testing.assert_close(again(IDS).logits, wanted, atol=1e-5, rtol=0)
     assert not torch.equal(again.score.weight, plain.score.weight)
@@ -520,9 +519,8 @@ def test_an_adapter_on_embedding_or_head_is_saved_as_trained(
 def test_an_adapter_on_an_adapter_is_loaded_as_trained(ppo, stages, saved, tmp_path):
     base = saved(llama())
     sft = stages.folder(stages("sft", base, peft_config=lora()))
-    judge = stages.folder(stages("reward", base, peft_config=lora()))
     trainer = ppo.trained(
-        load_judge(judge),
+        load_judge(stages.folder(stages("reward", base, peft_config=lora()))),
         model=load_policy(sft),
         learning_rate=5e-2,
         save_value_model=True,
@@ -558,15 +556,13 @@ def test_a_model_from_an_adapters_folder_learns(ppo, stages, saved):
 @pytest.mark.parametrize("kind", ["sft", "reward"])
 def test_rows_that_grew_for_the_pad_token_are_loaded(stages, saved, kind):
     trainer = stages(kind, saved(llama(False, rows=11)), peft_config=lora())
-    folder = stages.folder(trainer)
-    again = (load_policy if kind == "sft" else load_scorer)(folder)
+    again = (load_policy if kind == "sft" else load_scorer)(stages.folder(trainer))
     torch.testing.assert_close(again(IDS).logits, trainer.model(IDS).logits, atol=1e-4, rtol=0)
     assert again.get_input_embeddings().num_embeddings == 12
 
 
 def test_a_load_that_fails_says_why(saved, tmp_path):
-    adapted = get_peft_model(load_policy(saved(llama())), lora(r=4))
-    adapted.save_pretrained(tmp_path / "adapter")
+    get_peft_model(load_policy(saved(llama())), lora(r=4)).save_pretrained(tmp_path / "adapter")
     config = tmp_path / "adapter" / "adapter_config.json"
     config.write_text(config.read_text().replace('"r": 4', '"r": 2'))
     with pytest.raises(ValueError, match="size mismatch for .*lora_A"):
@@ -616,8 +612,7 @@ def test_the_reference_is_the_policy_as_it_starts(ppo, letters, kind, config, of
     rows = r.prompt_ids, r.prompt_mask, r.response_ids, r.mask
     now = trainer.reference(lambda model: response_logprobs(model, *rows).logprobs)
     torch.testing.assert_close(now, start, atol=1e-6, rtol=0)
-    moved = response_logprobs(trainer.policy, *rows).logprobs
-    assert (moved - start).abs().max() > 1e-3
+    assert (response_logprobs(trainer.policy, *rows).logprobs - start).abs().max() > 1e-3
 
 
 # ---- The value model, saved ----
@@ -659,8 +654,7 @@ def test_a_language_models_folder_is_a_value_model_with_a_new_head(ppo, saved, c
 
 
 def test_a_value_model_is_saved_on_request_alone(ppo, tmp_path, letters):
-    trainer = ppo()
-    trainer.save_model(str(tmp_path / "saved"))
+    ppo().save_model(str(tmp_path / "saved"))
     assert not (tmp_path / "saved" / "value").exists()
     with pytest.raises(ValueError, match="or give the folder of a value head"):
         ppo(share_value_trunk=True, parts=dict(value_model=scorer_from(begin(letters))))

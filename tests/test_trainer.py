@@ -165,12 +165,8 @@ def gae_by_hand(r: Rollout, gamma: float, lam: float) -> tuple[np.ndarray, np.nd
         following = 0.0
         for t in reversed(range(n)):
             after = r.values[b, t + 1].item() if t + 1 < n else 0.0
-            following = (
-                r.rewards[b, t].item()
-                + gamma * after
-                - r.values[b, t].item()
-                + gamma * lam * following
-            )
+            delta = r.rewards[b, t].item() + gamma * after - r.values[b, t].item()
+            following = delta + gamma * lam * following
             advantages[b, t] = following
     real = r.mask.numpy()
     whitened = np.where(
@@ -276,12 +272,8 @@ def test_a_plain_run_is_logged_kept_and_saved(ppo, letters, tmp_path):
 
 # catches: metrics of the sampled entropy in place of the exact one, losses averaged per micro-batch
 def test_losses_of_a_first_step_by_hand(ppo):
-    sizes = dict(
-        num_ppo_epochs=1,
-        total_episodes=8,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=4,
-    )
+    sizes = dict(per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    sizes |= dict(num_ppo_epochs=1, total_episodes=8)
     objective = dict(missing_eos_penalty=0.0, vf_coef=0.3, entropy_coef=0.2)
     trainer = ppo.trained(learning_rate=0.0, save_rollouts=True, **sizes, **objective)
     log, r = logs(trainer)[0], rollouts(trainer)[0]
@@ -451,8 +443,7 @@ def test_a_step_past_the_schedule_is_named(ppo, caplog):
 
 
 def test_completions_end_at_stop_strings(ppo):
-    trainer = ppo(stop_strings=list("abcdefghij"))
-    assert trainer.generate_completions()["eval_length"] == 1
+    assert ppo(stop_strings=list("abcdefghij")).generate_completions()["eval_length"] == 1
 
 
 # ---- Saving and going on ----

@@ -49,9 +49,7 @@ MODELS = dict(
 )
 
 
-def rows(
-    seed: int = 0, n: int = 6, prompt: int = 19, response: int = 14
-) -> tuple[torch.Tensor, ...]:
+def rows(seed=0, n=6, prompt=19, response=14) -> tuple[torch.Tensor, ...]:
     "Prompts of 1 to 19 tokens, responses of 1 to 14, and ids on padding that no embedding has."
     draw = torch.Generator().manual_seed(seed)
     lengths = [torch.randint(1, most + 1, (n, 1), generator=draw) for most in (prompt, response)]
@@ -174,8 +172,7 @@ def test_a_row_does_not_depend_on_its_neighbours(name, end_to_end):
 
 # catches: a mask of N x N where attention is written out, or a flash kernel that is not made use of
 def test_who_reads_rows_end_to_end():
-    config = copy.deepcopy(MODELS["llama"])
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(MODELS["llama"]))
     for name in ("sdpa", "eager", *PACKED_ATTENTION):
         model.config._attn_implementation = name
         assert reads_end_to_end(model) == (name in PACKED_ATTENTION)

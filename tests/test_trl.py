@@ -323,8 +323,7 @@ def test_train_with_set_chat_template_from_path(made, hub, tmp_path, kind):
     path = str(hub / "template.jinja")
     trainer = made(kind, data, "gptneox", chat_template_path=path, save_strategy="steps")
     check_changed(trainer, FREE if kind is RewardTrainer else ())
-    saved = tmp_path / "run" / "checkpoint-2" / "chat_template.jinja"
-    assert saved.read_text() == TEMPLATE
+    assert (tmp_path / "run" / "checkpoint-2" / "chat_template.jinja").read_text() == TEMPLATE
 
 
 def rows(*each):

@@ -215,10 +215,8 @@ ROLL = of([1, 1, 0], scores=[0.0, 1.0, 0.0], values=[0.0, 0.0, 100.0])
 MILES = of([1, 0, 0, 1], kl=[1.0] * 4)
 UNCHARGED = MILES.with_(kl=MILES.kl * MILES.chosen)
 CHARGED = dict(kl_coef=1.0, gamma=0.9, lam=1.0)
-VERL, SHORT = (
-    of([1, 1, 0, 0, 1, 1], scores=[0.0] * 5 + [1.0]),
-    of([1] * 4, scores=[0.0] * 3 + [1.0]),
-)
+VERL = of([1, 1, 0, 0, 1, 1], scores=[0.0] * 5 + [1.0])
+SHORT = of([1] * 4, scores=[0.0] * 3 + [1.0])
 ZEROS = of([1, 0, 1, 0, 1], turn_rewards=[0.0, 0.0, 1.0])
 ONES = of([1, 0, 1, 0], values=[1.0] * 4)
 SKYRL = of([1, 1, 0, 1], scores=[0.0, 0.0, 0.0, 1.0])
@@ -445,8 +443,7 @@ def apart(r: Rollout, cfg: Objective) -> Rollout:
 
 
 def last_turn(r: Rollout, cfg: Objective) -> Rollout:
-    last = r.turn == r.turn_counts[:, None] - 1
-    return r.with_(advantages=right(r, cfg).advantages * last)
+    return r.with_(advantages=right(r, cfg).advantages * (r.turn == r.turn_counts[:, None] - 1))
 
 
 def unfinished(r: Rollout, cfg: Objective) -> Rollout:

@@ -28,10 +28,7 @@ shift
 for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@"; done
 """
 SLURM = dict(
-    SLURM_JOB_ID="123456",
-    SLURM_NNODES="2",
-    SLURM_GPUS_ON_NODE="4",
-    SLURM_JOB_NODELIST="gpu[07-08]",
+    SLURM_JOB_ID="123456", SLURM_NNODES="2", SLURM_GPUS_ON_NODE="4", SLURM_JOB_NODELIST="gpu[07-08]"
 )
 
 

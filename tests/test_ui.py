@@ -10,11 +10,7 @@ from xml.etree import ElementTree
 import ipywidgets as widgets
 import pytest
 
-from rlhf_nb.ui.explore import (
-    action_button,
-    notebook_bundle,
-    side_by_side,
-)
+from rlhf_nb.ui.explore import action_button, notebook_bundle, side_by_side
 from rlhf_nb.ui.html import (
     STATIC,
     asset,
@@ -38,8 +34,7 @@ def test_every_asset_is_used_and_every_used_one_is_there():
     named = set(re.findall(r"""(?:asset|script_page)\(\s*["']([\w.-]+)["']""", code))
     named |= set(re.findall(r"""["']([\w-]+\.(?:css|js))["']""", code))  # lists of them, too
     assert named == {path.name for path in STATIC.iterdir()}
-    setup = (package.parent / "setup.py").read_text(encoding="utf-8")
-    assert '"ui/static/*"' in setup
+    assert '"ui/static/*"' in (package.parent / "setup.py").read_text(encoding="utf-8")
 
 
 def test_an_asset_that_is_not_there_is_named():
@@ -99,8 +94,7 @@ def test_controls_have_names_and_a_line_wraps():
 
 def elements(picture, kind):
     "Every element of a kind, with the classes of the group that it is in."
-    root = ElementTree.fromstring(picture)
-    for part in root.iter():
+    for part in ElementTree.fromstring(picture).iter():
         for child in part:
             if child.tag.endswith(f"}}{kind}"):
                 yield child, part.get("class", "").split()
@@ -150,12 +144,11 @@ def test_the_strip_marks_its_step_and_says_so(step):
     picture = loop_picture(step.name)
     assert picture == loop_picture(step.page) == loop_picture(step.page[3:])
     root = ElementTree.fromstring(picture)
-    marked = [
+    assert [
         "".join(text.itertext())
         for text, kinds in elements(picture, "text")
         if "marked" in kinds and text.get("class") == "title"
-    ]
-    assert marked == [step.title] and float(root.get("height")) <= 110
+    ] == [step.title] and float(root.get("height")) <= 110
     assert root.get("role") == "img" and f"This page: {step.title}" in root.get("aria-label")
     assert repr(picture) == root.get("aria-label") and picture._repr_svg_() == picture
     titles = [

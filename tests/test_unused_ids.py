@@ -156,11 +156,9 @@ class Own:
 
     def __init__(self):
         self.inner = CachedEngine()
-        self.sync, self.generate, self.close = (
-            self.inner.sync,
-            self.inner.generate,
-            self.inner.close,
-        )
+        self.sync = self.inner.sync
+        self.generate = self.inner.generate
+        self.close = self.inner.close
 
 
 def test_an_engine_that_may_draw_them_is_refused(ppo):

@@ -57,11 +57,7 @@ HOSTILE = (
 
 def skeleton(reader):
     "Tags in order, tables left out: a longer token breaks a strip into more of them."
-    return [
-        tag
-        for tag, _ in reader.seen
-        if tag not in ("table", "caption", "tr", "th", "td", "bdi", "wbr")
-    ]
+    return [tag for tag, _ in reader.seen if tag not in "table caption tr th td bdi wbr".split()]
 
 
 def check(markup):
@@ -108,7 +104,7 @@ def make(lengths=(3, 5, 0), width=5, seed=0, **changes):
     g, B = torch.Generator().manual_seed(seed), len(lengths)
     mask = torch.arange(width) < torch.tensor(lengths)[:, None]
     signals = {name: torch.randn(B, width, generator=g) * mask for name in SIGNALS}
-    made = Rollout(
+    return Rollout(
         torch.ones(B, 4).long(),
         torch.ones(B, 4),
         torch.arange(B * width).view(B, width) * mask,
@@ -122,8 +118,7 @@ def make(lengths=(3, 5, 0), width=5, seed=0, **changes):
         tokens=[[f"w{t}" for t in range(n)] for n in lengths],
         columns={"reference": [f"ref {b}" for b in range(B)]},
         info=dict(update=7, episode=1792, kl_coef=0.05),
-    )
-    return made.with_(**changes)
+    ).with_(**changes)
 
 
 TALK = [
@@ -292,13 +287,12 @@ def trained(seed=0, **chosen):
         rewards = whiten(rewards, r.mask, shift_mean=False)
     plain = gae(rewards, r.values, r.mask, o.gamma, o.lam)
     lam = o.lam if o.lam_value is None else o.lam_value
-    targets = gae(rewards, r.values, r.mask, o.gamma, lam)
     return r.with_(
         kl=kl,
         raw_scores=raw,
         scores=scores,
         rewards=rewards,
-        returns=returns_from(targets, r.values, r.mask),
+        returns=returns_from(gae(rewards, r.values, r.mask, o.gamma, lam), r.values, r.mask),
         advantages=whiten(plain * r.mask, r.mask),
         info=dict(update=1, kl_coef=o.kl_coef),
         objective=asdict(o),
@@ -393,10 +387,8 @@ def test_what_if_over_turns_is_what_the_trainer_would_have_made(estimator):
     for e in range(len(r)):
         after = value = 0.0
         for t in reversed(r.chosen[e].nonzero()[:, 0].tolist()):
-            k, later = (
-                int(r.turn[e, t]),
-                r.chosen[e, t + 1 :] & (r.turn[e, t + 1 :] == r.turn[e, t]),
-            )
+            k = int(r.turn[e, t])
+            later = r.chosen[e, t + 1 :] & (r.turn[e, t + 1 :] == r.turn[e, t])
             pays = 0.0 if later.any() else r.turn_rewards[e, k] - 0.7 * ~r.turn_stopped[e, k]
             delta = pays - 0.3 * again.kl[e, t] + 0.9 * value - r.values[e, t]
             by_hand[e, t] = after = delta + 0.9 * 0.5 * after
@@ -462,9 +454,8 @@ def test_a_rollout_without_an_objective_asks_for_it():
             seen = view(old, objective=chosen)
             header, _ = unpacked(packed_update(seen.shown, None, seen.objective))
             assert "(chosen by you)" in header["told"] and bool(header["recipe"]) == fits
-            assert (header["asks"] is None) == fits and (
-                "do not come out" in header["told"]
-            ) != fits
+            assert (header["asks"] is None) == fits
+            assert ("do not come out" in header["told"]) != fits
     with pytest.raises(ValueError, match="carries its own"):
         view(r, objective=Objective())
 
@@ -540,9 +531,8 @@ def test_ratio_and_clipped_by_hand():
     )
     up = r.logprobs + math.log(1.5)
     shown = view(r, now=up).shown
-    assert torch.allclose(shown.signals(0)["ratio - 1"], torch.tensor(0.5)) and shown.signals(0)[
-        "clipped"
-    ].tolist() == [1, 1, 0]
+    assert torch.allclose(shown.signals(0)["ratio - 1"], torch.tensor(0.5))
+    assert shown.signals(0)["clipped"].tolist() == [1, 1, 0]
     for wide in (dict(cliprange=0.6), dict(cliprange_high=0.6)):
         wider = view(r.with_(objective=r.objective | wide), now=up).shown
         assert wider.signals(0)["clipped"].tolist() == [0, 0, 0]
@@ -568,8 +558,7 @@ def ask(reader, **question):
 
 
 def test_the_live_reader_is_given_the_update_that_it_asks_for():
-    r = trained()
-    seen = view(r, episode=2, signal="values")
+    seen = view(trained(), episode=2, signal="values")
     assert seen.reader.place == dict(row=2, signal="values")
     assert ask(seen.reader, load=0) == packed_update(seen.shown)
     assert ask(seen.reader, again=[0, 1])["value"] == dict(found=[], completed=[])
@@ -666,13 +655,8 @@ def ppo(episode, **more):
 
 
 def gold(episode, rate=0.5):
-    return {
-        "stage": "ppo",
-        "episode": episode,
-        "gold/win_rate": rate,
-        "gold/covered": 3.0,
-        "gold/invented": 0.1,
-    }
+    verdict = {"gold/win_rate": rate, "gold/covered": 3.0, "gold/invented": 0.1}
+    return dict(stage="ppo", episode=episode) | verdict
 
 
 def points(log, metric="objective/kl"):
@@ -803,16 +787,14 @@ def write_run(folder, word=lambda text: text, updates=5, curves=False):
         ]
         pd.DataFrame(rows).to_csv(folder / "completions" / f"{who}.csv", index=False)
     for u in range(updates):
-        tokens = [[word("w")] * n for n in (3, 5, 2, 4)]
-        made = make(
+        make(
             (3, 5, 2, 4),
             seed=u,
-            tokens=tokens,
+            tokens=[[word("w")] * n for n in (3, 5, 2, 4)],
             prompts=[word(f"prompt {u}/{b}") for b in range(4)],
             columns={word("c"): [word("d")] * 4},
             info=dict(update=u, episode=8 * u, kl_coef=0.05),
-        )
-        made.save(folder / "ppo" / "rollouts" / f"update-{u:05d}.safetensors")
+        ).save(folder / "ppo" / "rollouts" / f"update-{u:05d}.safetensors")
     return folder
 
 
@@ -866,16 +848,9 @@ def test_report_has_it_all(whole):
         ["PPO", "0.01", "4.00"],
         ["PPO", "1", "4.00"],
     ]
-    assert [row[:2] for row in after[0][1:]] == [
-        ["all", "75.0 %"],
-        ["swap", "80.0 %"],
-        ["drop", "70.0 %"],
-    ]
-    assert [row[:2] for row in after[1][1:]] == [
-        ["all", "66.0 %"],
-        ["who", "90.0 %"],
-        ["when", "50.0 %"],
-    ]
+    read = [["|".join(row[:2]) for row in table[1:]] for table in after[:2]]
+    assert read[0] == ["all|75.0 %", "swap|80.0 %", "drop|70.0 %"]
+    assert read[1] == ["all|66.0 %", "who|90.0 %", "when|50.0 %"]
     assert len(reader.all("img")) == 9
     assert (
         reader.all("img")[1]["alt"]
@@ -906,8 +881,7 @@ PIECES = {
 
 @pytest.mark.parametrize("piece", PIECES)
 def test_missing_pieces_are_said(run, piece):
-    path = run / piece
-    path.rename(run.parent / "gone")
+    (run / piece).rename(run.parent / "gone")
     reader = result_of(run)
     assert PIECES[piece] in reader.text
     missing = sum(a.get("class") == "missing" for _, a in reader.seen)
@@ -1007,8 +981,7 @@ def test_completions_keep_odd_texts(run):
     )
     frame.to_csv(run / "completions" / "sft.csv", index=False)
     frame[:2].iloc[::-1].to_csv(run / "completions" / "ppo.csv", index=False)
-    reader = result_of(run)
-    cards = [table[1:] for table in cards_of(reader)]
+    cards = [table[1:] for table in cards_of(result_of(run))]
     assert [card[0][1] for card in cards] == ["None", "null", "x"] and [
         card[1][1:] for card in cards
     ] == [["007", "+1.00", "+1.00"], ["(nothing)", "+2.00", "+2.00"], ["nan", "–", "+3.00"]]
@@ -1045,10 +1018,9 @@ def test_a_run_of_ones_own_has_no_result(tmp_path):
     for last, odd in ((9.0, ["Jump. Update 5: KL went from 1.2 to 9"]), (1.2, []), (1.3, [])):
         for file in (tmp_path / "ppo" / "rollouts").glob("*") if last == 1.3 else ():
             Rollout.load(file).with_(engine_logprobs=None).save(file)  # an alarm of both samplers
-        kl = [1.0, 1.1, 1.2, 1.3, 1.2, last]
         lines = [
             {"step": u + 1, "episode": 8 * (u + 1), "objective/kl": x, "objective/raw_scores": 0.1}
-            for u, x in enumerate(kl)
+            for u, x in enumerate([1.0, 1.1, 1.2, 1.3, 1.2, last])
         ]
         (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
         view_command([str(tmp_path), "--no-browser"])

@@ -185,12 +185,10 @@ def test_strip_scale():
     # catches: padding in the scale, nan as the scale, vmax ignored, whole numbers left uncoloured
     full = "#cc660080"
     assert full in token_strip(["a", "b"], [1.0, 1e9], [True, False])
-    assert full in token_strip(["a", "b"], [1.0, float("nan")]) and full in token_strip(
-        ["a"], [float("inf")], vmax=1.0
-    )
-    assert full not in token_strip(["a"], [1.0], vmax=10.0) and full in token_strip(
-        ["a", "b"], [0, 1]
-    )
+    assert full in token_strip(["a", "b"], [1.0, float("nan")])
+    assert full in token_strip(["a"], [float("inf")], vmax=1.0)
+    assert full not in token_strip(["a"], [1.0], vmax=10.0)
+    assert full in token_strip(["a", "b"], [0, 1])
     assert "+1.00" in token_strip(["a", "b"], [0, 1])
     for bad in (0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="vmax"):
@@ -263,15 +261,14 @@ def test_what_does_not_fit_is_refused_with_a_mend():
 
 def test_plain_text_is_the_same_table():
     # catches: markup or escapes in the text, columns that do not line up
-    text = repr(
+    assert repr(
         signal_table(
             ["<s>", " a"],
             torch.tensor([True, False]),
             reward=torch.tensor([0.5, 9.0]),
             kl=torch.tensor([-10.25, 9.0]),
         )
-    )
-    assert text.splitlines() == [
+    ).splitlines() == [
         "· is padding",
         "           <s>  ·",
         "reward   +0.50  ·",
@@ -322,10 +319,9 @@ def test_episode_table_values_and_columns():
 def test_episode_table_says_how_many_there_are():
     # catches: the first rows of many passed off as all of them
     rows = [dict(a=1.0)] * 2
-    captions = [
+    assert [
         check_markup(episode_table(rows, of=of, title="T")).captions[0] for of in (None, 2, 12345)
-    ]
-    assert captions == ["T (2 rows)", "T (2 rows)", "T (first 2 of 12,345 rows)"]
+    ] == ["T (2 rows)", "T (2 rows)", "T (first 2 of 12,345 rows)"]
     assert check_markup(episode_table(rows[:1])).captions == ["1 row"]
 
 
@@ -359,9 +355,8 @@ def test_curves_draw_means_and_bands():
 def test_curves_leave_gaps_out_and_smooth_nothing():
     frame = logs().query("run == 'low' and seed == 0").drop(columns="run")
     axes = curves(frame, {"learning rate": "lr", "KL": "kl"}, title="one run").axes
-    assert [a.get_title() for a in axes] == ["learning rate", "KL"] and axes[
-        0
-    ].get_xlabel() == "episode"
+    assert [a.get_title() for a in axes] == ["learning rate", "KL"]
+    assert axes[0].get_xlabel() == "episode"
     assert axes[0].get_lines()[0].get_xdata().tolist() == [1, 3] and not axes[1].collections
     assert axes[1].get_lines()[0].get_ydata().tolist() == [1, 2, 3]
 
@@ -389,5 +384,4 @@ def test_curves_refuse_what_is_not_there():
 
 
 def test_curves_survive_an_empty_metric():
-    frame = logs().assign(never=np.nan)
-    curves(frame, ["never", "kl"]).canvas.draw()
+    curves(logs().assign(never=np.nan), ["never", "kl"]).canvas.draw()

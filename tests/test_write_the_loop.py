@@ -58,8 +58,7 @@ def my_update(policy, value, reference, optimizer, rollout, score, stop_id, kl_c
 
 def smaller_policy_loss(logprobs, old_logprobs, advantages, mask):
     ratio = (logprobs - old_logprobs).exp()
-    near = ratio.clamp(0.8, 1.2)
-    return torch.minimum(-advantages * ratio, -advantages * near)[mask].sum()
+    return torch.minimum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2))[mask].sum()
 
 
 def paid(where: Callable) -> Callable:
@@ -190,8 +189,7 @@ def with_a_closure(policy, value, reference, optimizer, rollout, score, stop_id,
     old = response_logprobs(policy, *rows).logprobs.detach()
     kl = old - response_logprobs(reference, *rows).logprobs
     v = response_values(value, *rows)[:, :-1].detach()
-    rewards = shape_rewards(score(rows[2], mask), kl, mask, kl_coef)[0]
-    advantages = gae(rewards, v, mask)
+    advantages = gae(shape_rewards(score(rows[2], mask), kl, mask, kl_coef)[0], v, mask)
     targets, advantages = advantages + v, whiten(advantages, mask)
 
     def closure():
@@ -263,9 +261,7 @@ def test_every_end_of_a_clip_matters_in_each_draw():
     seed = 1634561874
     without = rewrite(my_update, "old_values - 0.2 → old_values - 1.2")
     first_worlds = training_loop.two_worlds(torch.Generator().manual_seed(seed))
-    assert all(
-        same(run_update(without, world), run_update(my_update, world)) for world in first_worlds
-    )
+    assert all(same(run_update(without, w), run_update(my_update, w)) for w in first_worlds)
     assert not UPDATE.judge(without, seed)
 
 

@@ -206,13 +206,7 @@ def refused(made, monkeypatch, capfd):
     one message. A file that it is given is in bad/."""
     monkeypatch.chdir(made)
     for module in (ppo, sft, reward, judge):
-        for name in (
-            "load_policy",
-            "scorers",
-            "load_run_tokenizer",
-            "load_reward_model",
-            "load_judge",
-        ):
+        for name in "load_policy scorers load_run_tokenizer load_reward_model load_judge".split():
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, no_model)
     there = sorted(os.listdir())
@@ -286,10 +280,9 @@ def test_a_tokenizer_is_not_made_of_what_is_no_text(refused, column):
     Path("bad").mkdir()
     talk = [dict(role="user", content="hello")]
     write_rows(Path("bad/talk.jsonl"), [GOOD | {column: talk}])
-    line = (
+    assert f"the {column} of row 0 is [{{'content': 'hello'" in refused(
         f"rlhf-nb sft --dataset_name bad/talk.jsonl --from_scratch --output_dir run {FAST['sft']}"
     )
-    assert f"the {column} of row 0 is [{{'content': 'hello'" in refused(line)
 
 
 # catches: a batch that no whole group fits, prompts that do not fill one batch, an end of the data

@@ -59,17 +59,8 @@ SHAPES = {
     "410m": SHAPE | dict(hidden=1024, layers=24, heads=16, inner=4096),
     "1b": SHAPE | dict(hidden=2048, layers=16, heads=8, inner=8192),
 }
-TINY = dict(
-    hidden=64,
-    layers=2,
-    heads=2,
-    inner=128,
-    vocab=512,
-    prompts=[24, 24],
-    response=8,
-    batch=8,
-    micro=4,
-)
+TINY = dict(hidden=64, layers=2, heads=2, inner=128, vocab=512)
+TINY |= dict(prompts=[24, 24], response=8, batch=8, micro=4)
 SIDES = {  # the trainer, what its models are loaded in, and further settings
     "ours": ("ours", "float32", {}),
     "ours_recomputed": ("ours", "float32", dict(activation_checkpointing=True)),
@@ -165,8 +156,7 @@ SMALL = SHAPE | dict(
 
 def right(kept: Kept, device: str, asked: argparse.Namespace) -> None:
     killed = Killed(asked.output / "killed", device)
-    half = device == "cuda"
-    for precision in ("float32", "bf16") if half else ("float32",):
+    for precision in ("float32", "bf16") if device == "cuda" else ("float32",):
         for trim in (None, True, False):
             kept.measure(
                 f"ratio_{precision}_trim_{trim}",

@@ -74,9 +74,7 @@ def browser() -> Iterator[Browser]:
 def disk(browser: Browser) -> Iterator[BrowserContext]:
     "Where files are read; all else is kept off. A context for each file would cost two seconds."
     context = browser.new_context(viewport=dict(width=1280, height=1000), reduced_motion="reduce")
-    context.route(
-        lambda url: urlsplit(url).scheme not in ("file", "data"), lambda route: route.abort()
-    )
+    context.route(lambda url: urlsplit(url).scheme not in ("file", "data"), lambda r: r.abort())
     yield context
     context.close()
 

@@ -93,8 +93,7 @@ def brightness(element: Locator) -> float:
 
 def press(notebook: Notebook, name: str) -> None:
     "A button, by keyboard."
-    button = notebook.page.get_by_role("button", name=name, exact=True).last
-    button.focus()
+    notebook.page.get_by_role("button", name=name, exact=True).last.focus()
     notebook.page.keyboard.press("Enter")
 
 
@@ -110,8 +109,7 @@ def test_pause_slider_and_stop_reach_a_run_in_a_cell(lab: Lab):
         stood = int(said(notebook, r"Paused after update (\d+)")[1])
         page.wait_for_timeout(700)  # six updates, if it went on; drawn three times
         assert f"Paused after update {stood} " in page.inner_text("body"), "it goes on"
-        handle = page.locator("input[type=range]").last
-        handle.focus()
+        page.locator("input[type=range]").last.focus()
         for _ in range(2):
             page.keyboard.press("ArrowRight")
         said(notebook, r"Requested: kl_coef 0\.06")

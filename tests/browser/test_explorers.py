@@ -36,8 +36,7 @@ def credit(lam: float, ending: str, table: bool) -> str:
     mask = tensor([[True, True, ending == "stopped"]])
     batch = rewards, values, mask, 1.0
     delta, A = td_errors(*batch), gae(*batch, lam)
-    shown = TOKENS[: int(mask.sum())]
-    picture = gae_picture(shown, delta[mask].tolist(), lam)
+    picture = gae_picture(TOKENS[: int(mask.sum())], delta[mask].tolist(), lam)
     return Html(picture + (signal_table(TOKENS, mask, delta=delta, A=A) if table else ""))
 
 

@@ -70,13 +70,12 @@ def page_of(notebook: Notebook) -> str:
 # catches: a page that runs under nbdev_test but not in a kernel, and a kernel that dies on the way
 def test_every_cell_runs(notebook: Notebook):
     assert not (told := lines(notebook.wire.faults(), page_of(notebook))), told
-    in_cells = notebook.page.locator(
-        ".jp-Cell-outputArea [data-mime-type='application/vnd.jupyter.error'], "
-        ".jp-RenderedText[data-mime-type*='stderr']"
-    )
     assert not [
         text
-        for text in in_cells.all_inner_texts()
+        for text in notebook.page.locator(
+            ".jp-Cell-outputArea [data-mime-type='application/vnd.jupyter.error'], "
+            ".jp-RenderedText[data-mime-type*='stderr']"
+        ).all_inner_texts()
         if "Traceback" in text and not forgiven(text, page_of(notebook))
     ]
 

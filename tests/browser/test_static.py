@@ -70,9 +70,7 @@ class File:
         self.page, self.asked, self.faults = page, [], []
         page.on("request", lambda r: self.asked.append(r.url))
         page.on("websocket", lambda ws: self.asked.append(ws.url))
-        page.on(
-            "pageerror", lambda error: self.faults.append(f"uncaught in the page: {error}"[:600])
-        )
+        page.on("pageerror", lambda e: self.faults.append(f"uncaught in the page: {e}"[:600]))
         page.on("console", lambda m: m.type == "error" and self.faults.append(m.text[:600]))
         page.on(
             "dialog",
@@ -357,8 +355,7 @@ def test_signals_by_keyboard(files: dict[str, Path], read: Callable):
     ]
     for name in ("values", "returns", "kl", "rewards"):
         file.press(str(names.index(name) + 1))
-        pressed = file.page.locator(".signals [aria-pressed=true]").get_attribute("title")
-        assert pressed == name
+        assert file.page.locator(".signals [aria-pressed=true]").get_attribute("title") == name
         for told, x in zip(numbers(), getattr(r, name)[0].tolist(), strict=True):
             if told == "≈0":
                 assert abs(x) < 0.005
@@ -408,8 +405,7 @@ def test_one_scale_for_an_update(tmp_path: Path, read: Callable):
     file.press(str(file.signals().index("logprobs") + 1))
     assert file.page.locator(".head > .legend .falling").count() == 1
     assert not file.page.locator(".text .below").count()
-    told = file.page.locator(".text .token").first
-    told.hover()
+    file.page.locator(".text .token").first.hover()
     share = 100 * math.exp(-abs(r.values[1, 0].item()))
     assert re.search(rf"log-prob −[\d.]+ \({share:.0f}", file.text(".bubble"))
     inks = "all => all.map(e => { const s = getComputedStyle(e); return [s.color, s.backgroundColor]; })"
@@ -535,8 +531,7 @@ def test_every_character_of_an_answer_is_there_in_reading_order(tmp_path: Path, 
 # catches: tokens that the world wrote in the length of what the policy wrote, and its KL; an end
 # that is not told, or not found; turns sorted as text; a stop reason that no episode has
 def test_episodes_of_several_turns(tmp_path: Path, read: Callable):
-    plan = [[(2, 3), (1, 2)], [(1, 1)], [(1, 1)] * 11, [(3, 0)]]
-    r = spoiled(record(plan), 9.0)
+    r = spoiled(record([[(2, 3), (1, 2)], [(1, 1)], [(1, 1)] * 11, [(3, 0)]]), 9.0)
     file = read(view(r).save_html(tmp_path / "one.html"))
     kl = f"{r.kl[0][r.chosen[0]].sum():+.2f}".replace("-", "−")
     assert f"KL {kl} nats · 3 tokens · 2 turns, terminated" in file.text(".page > .facts")
@@ -696,8 +691,7 @@ def test_answers_to_the_same_prompt(tmp_path: Path, read: Callable):
         tokens=texts,
         responses=[" ".join(words) for words in texts],
     ).with_(mask=torch.ones(6, 3).bool())
-    run = run_of(tmp_path / "run", 2, given)
-    file = read(browse(run).save_html(tmp_path / "run.html"))
+    file = read(browse(run_of(tmp_path / "run", 2, given)).save_html(tmp_path / "run.html"))
     file.press("g")
     file.page.wait_for_selector(".card >> nth=3")
     heads = file.page.locator(".card h3").all_inner_texts()
@@ -794,10 +788,9 @@ def test_groups_of_one_prompt(tmp_path: Path, read: Callable):
         file.press(key)
         assert file.episode() == wanted
     assert "3 groups of one prompt, 1 with equal scores" in file.text(".side .count")
-    equal = file.page.locator(".rows li", has_text="=").evaluate_all(
+    assert file.page.locator(".rows li", has_text="=").evaluate_all(
         "all => all.map(e => e.dataset.id)"
-    )
-    assert equal == ["1", "3"]
+    ) == ["1", "3"]
     file.page.get_by_label("Only").select_option("groups of equal scores")
     assert file.listed() == [1, 3] and "all equal" in told()
     file.page.get_by_label("Only").select_option("all")
@@ -925,8 +918,7 @@ def test_the_focus_is_not_lost(files: dict[str, Path], read: Callable, live: boo
         file.press("n")
         assert file.episode() == wanted
     file.press("g")
-    card = file.page.locator(".card h3 button:not([disabled])").first
-    card.focus()
+    file.page.locator(".card h3 button:not([disabled])").first.focus()
     file.press("Enter")
     file.wait("Update 0, episode 4")
     file.press("n")
@@ -1018,9 +1010,8 @@ def test_all_curves_have_one_axis(tmp_path: Path, read: Callable):
     for update, told in ((1, "gold wins 40 %"), (0, "gold wins 20 % before the first update")):
         file.page.get_by_role("combobox", name="Update").select_option(str(update))
         file.wait(f"Update {update},")
-        assert gold() == f"{told} 20 % → 40 %" and rings() == pytest.approx(
-            [4 + 212 * update / 3] * 5, abs=0.01
-        )
+        assert gold() == f"{told} 20 % → 40 %"
+        assert rings() == pytest.approx([4 + 212 * update / 3] * 5, abs=0.01)
 
 
 # catches: lines of two runs of which nothing says which is whose, or their colour alone; the other run's line drawn as the first one's
@@ -1047,9 +1038,7 @@ def test_two_runs_are_told_apart(tmp_path: Path, read: Callable):
 # catches: texts from outside that are taken for names which every object has
 def test_a_prompt_that_is_the_name_of_a_method(tmp_path: Path, read: Callable):
     names = ["constructor", "toString", "__proto__", "hasOwnProperty", "valueOf", "plain"]
-    run = run_of(
-        tmp_path / "run", 2, lambda u: rollout(6, 8, seed=u, update=u, prompts=list(names))
-    )
+    run = run_of(tmp_path / "run", 2, lambda u: rollout(6, 8, seed=u, update=u, prompts=[*names]))
     (run / "completions").mkdir()
     (run / "completions" / "sft.csv").write_text(
         "query,model response,score\n__proto__,an answer,1.5\n"

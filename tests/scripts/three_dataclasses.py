@@ -11,12 +11,7 @@ from transformers import (
     AutoTokenizer,
     HfArgumentParser,
 )
-from trl import (
-    ModelConfig,
-    ScriptArguments,
-    get_peft_config,
-    get_quantization_config,
-)
+from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
 if __name__ == "__main__":
