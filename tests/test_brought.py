@@ -664,3 +664,16 @@ def test_a_key_of_a_recipe_is_a_name(tmp_path, text):
     (tmp_path / "r.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"r\.yaml: line \d: a list or a mapping is the name"):
         read_recipe(str(tmp_path / "r.yaml"), "ppo")
+
+
+# catches: minutes in which a table of a hundred thousand columns is read, whatever its form; a list of
+# many rows in one line, or a first row that is broken, taken for one
+def test_a_table_that_is_too_wide_is_named(tmp_path):
+    wide = {f"c{i}": i for i in range(10_001)}
+    texts = dict(jsonl=json.dumps(wide), json=json.dumps([wide]), csv=",".join(wide) + "\n")
+    for kind, text in texts.items():
+        (tmp_path / f"w.{kind}").write_text(text)
+        with pytest.raises(ValueError, match=f"w.{kind} has 10,001 columns: keep those"):
+            load_rows(str(tmp_path / f"w.{kind}"))
+    (tmp_path / "long.json").write_text(json.dumps([dict(prompt="a")] * 10_001))
+    assert load_rows(str(tmp_path / "long.json"))["train"].num_rows == 10_001

@@ -941,3 +941,29 @@ def test_a_text_that_no_tokenizer_reads_is_named(letters, text, said):
     for use in (encode_prompts, lambda x, _: encode([Marked(text, [(0, 1)]) for text in x], fast)):
         with pytest.raises(ValueError, match=said):
             use(["a", text], fast)
+
+
+ENDLESS = dict(
+    product="{{ 'a' * 10**9 }}",
+    power="{{ 9 ** 999999999 }}",
+    nested="{% set r = range(99999) %}{% for i in r %}{% for j in r %}{% endfor %}{% endfor %}",
+    macro="{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+)
+
+
+# catches: a template that fills the memory as it is compiled, or that never ends
+@pytest.mark.parametrize("template", ENDLESS.values(), ids=ENDLESS)
+def test_a_template_ends(tokenizer, monkeypatch, template):
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    with pytest.raises(ValueError, match="prompt 3: the chat_template refuses.*1,000,000 steps"):
+        render([dict(role="user", content="hi")], tokenizer, "prompt 3")
+
+
+# catches: a loop that has lost its length or its end, a small product that is refused
+def test_a_template_that_loops_is_as_it_was(tokenizer, monkeypatch):
+    loop = "{% for m in messages %}{{ loop.revindex }}{{ m.role }}{{ '=' * 2 }}{{ m.content }}{% endfor %}{{ 3 * 4 }}"
+    monkeypatch.setattr(
+        tokenizer, "chat_template", loop + "{% for x in none_such %}{% else %}0{% endfor %}"
+    )
+    turns = [dict(role="user", content="hi"), dict(role="assistant", content="ho")]
+    assert render(turns, tokenizer) == "2user==hi1assistant==ho120"

@@ -14,6 +14,9 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from rlhf_nb.base.files import parse_json
+from rlhf_nb.base.sandbox import bound_templates
+
+bound_templates()
 
 # text, or a conversation: [{"role": "user", "content": "..."}, ...]
 Turns = str | Sequence[Mapping[str, Any]]

@@ -12,6 +12,7 @@ import textwrap
 import zlib
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +31,21 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.base.encoding import check_turns
 from rlhf_nb.base.errors import did_you_mean
-from rlhf_nb.base.files import read_jsonl
+from rlhf_nb.base.files import parse_json, read_jsonl
 from rlhf_nb.cli.arguments import DataArguments, TrainDataArguments
 from rlhf_nb.cli.environments import read_settings
 from rlhf_nb.real import everyday_requests
 from rlhf_nb.reward import decided_pairs
 from rlhf_nb.training.model_loading import drop_long_rows
 from rlhf_nb.training.tasks import task_rows
+from rlhf_nb.ui.foreign import MOST_COLUMNS
 from rlhf_nb.world import edit_pairs, mini_tldr
 
 KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 UNPACK: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 PACKED = (EOFError, zlib.error, lzma.LZMAError)  # and OSError without a number
 EMBEDDED = ("mini_tldr", "everyday_requests", "guess_number")
+MOST_FIRST = 2**24  # characters of a first line that is looked at
 UNREADABLE = (OSError, ValueError, LookupError, StopIteration, RecursionError, DatasetsError)
 FIXES = dict(  # of a file that cannot be read
     json="fix the JSON, or write the file again with pandas' to_json",
@@ -104,6 +107,24 @@ def explain_unreadable(
     return ValueError(f"--dataset_name {name}: no folder of save_to_disk: {why}.{near}")
 
 
+class TooWide(ValueError):
+    "A table of more columns than anybody waits for."
+
+
+def check_width(name: str, kind: str, first: str) -> None:
+    "Raises TooWide on the first line of a file that takes `datasets` minutes."
+    row: Any = first.split(",") if kind == "csv" else []
+    if kind == "json" and len(first) < MOST_FIRST:
+        with suppress(ValueError):  # which the reader of the file will name
+            row = parse_json(first)
+    row = row[0] if kind == "json" and isinstance(row, list) and row else row
+    if isinstance(row, (list, dict)) and len(row) > MOST_COLUMNS:
+        raise TooWide(
+            f"--dataset_name {name} has {len(row):,} columns: keep those that are needed, "
+            f"{MOST_COLUMNS:,} at most."
+        )
+
+
 def load_rows(
     name: str | None,  # as `--dataset_name`
     config: str | None = None,
@@ -139,10 +160,14 @@ def load_rows(
     logging.set_verbosity(logging.CRITICAL)  # the error that follows has it all
     try:
         if kind in ("json", "csv"):
-            deque(unpack(path, "rt", encoding="utf-8"), 0)  # Arrow would find other bytes later
+            lines = unpack(path, "rt", encoding="utf-8")
+            check_width(name, kind, next(lines, ""))
+            deque(lines, 0)  # Arrow would find other bytes later
         if kind:
             return load_dataset(kind, data_files={"train": str(path)})
         data = load_from_disk(name) if saved else load_dataset(name, config)
+    except TooWide:
+        raise
     except UnicodeDecodeError as error:
         lines = enumerate(unpack(path, "rb").read().split(b"\n"), 1)
         bad = next(i for i, line in lines if line.decode(errors="ignore").encode() != line)
