@@ -43,7 +43,7 @@ quick: lint  ## while you work: lint, export, changed notebooks, and the tests t
 	@for page in $$(git diff --name-only --diff-filter=d main -- nbs); do $(TEST_ENV) $(BIN)/nbdev_test --path "$$page" || exit 1; done
 	@$(PYTEST) --testmon --testmon-forceselect $(or $(ARGS),-m "not slow and not weekly")
 
-test: lint size check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## before every change goes in: ten minutes on two quiet cores
+test: lint size check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## before every change goes in: nine minutes on two quiet cores
 	@echo "make test: all of it passed. What takes longer was left out: make test-all"
 
 .PHONY: test-all check-slow check-weekly check-wheel-quick
@@ -123,7 +123,7 @@ check-oldest:  ## the same with the lower bounds in settings.ini, each exactly
 lint: dev  ## ruff (mistakes and format) and mypy (types). They change nothing
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	$(BIN)/mypy -n 2
 
 format: dev  ## fix what ruff can fix, format everything, and export the notebooks
 	$(BIN)/ruff check --fix nbs
