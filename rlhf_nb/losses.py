@@ -121,8 +121,8 @@ def importance_weights(
     engine_logprobs: Tensor,  # [B, T] of the engine that drew the tokens
     mask: Tensor,  # [B, T] true on real tokens
     cap: float | None = 2.0,  # largest weight; None: no limit, unbiased
-    mode: str = "token_truncate",  # a weight for each "token" or "sequence"; above the cap it is
-    # cut to it ("truncate", Ionides 2008), or the token or the sequence is left out ("mask")
+    # for each token or sequence; above the cap cut to it (Ionides 2008), or left out (mask)
+    mode: str = "token_truncate",
 ) -> Tensor:  # [B, T] float32 (float64 stays), zero on padding, without gradient
     "Importance weights of what an engine drew. Raises ValueError on a bad shape or cap."
     if cap is not None and not cap > 0:

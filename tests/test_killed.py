@@ -108,7 +108,7 @@ def test_the_command_counts_the_kills(tmp_path, capsys):
 
 
 class Watched(TrainerCallback):
-    "Steps that take their time, and a file after the first; `full`: a disk that then takes no more."
+    "Steps that take their time, and a file after the first; `full`: then no file of over 8 KB."
 
     def __init__(self, folder: str, full: bool):
         self.folder, self.full = folder, full
@@ -120,7 +120,7 @@ class Watched(TrainerCallback):
     def on_save(self, args, state, control, **_):
         if self.full:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
 
 
 def run(kind: str, folder: str, how: str) -> None:
