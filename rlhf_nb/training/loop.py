@@ -146,14 +146,6 @@ class UpdateTrainer(SealedTrainer):
                 self.model.activation_checkpointing_enable()
             batches = self.get_train_dataloader() if given else None
             self._prepare_for_training(updates, batches, None)
-        planned, rate = self.args.num_total_batches, self.learning_rate()
-        ended = self._created_lr_scheduler and self.update_count == planned > 0
-        if ended and rate != self.args.learning_rate:
-            logger.warning(
-                f"update {planned} is past the schedule of {planned} updates: the learning rate "
-                f"stays at {rate:.3g}. Raise total_episodes or max_steps, or set "
-                "lr_scheduler_type='constant'."
-            )
         return self.model_wrapped
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -186,7 +178,14 @@ class UpdateTrainer(SealedTrainer):
 
     def step_schedule(self) -> None:
         "Once an update, not past its end; Trainer's evaluation steps one that waits for a metric."
-        ended = self._created_lr_scheduler and self.update_count >= self.args.num_total_batches > 0
+        planned, rate = self.args.num_total_batches, self.learning_rate()
+        ended = self._created_lr_scheduler and self.update_count >= planned > 0
+        if ended and self.update_count == planned and rate != self.args.learning_rate:
+            logger.warning(
+                f"update {planned} is past the schedule of {planned} updates: the learning rate "
+                f"stays at {rate:.3g}. Raise total_episodes or max_steps, or set "
+                "lr_scheduler_type='constant'."
+            )
         if not ended and not isinstance(self.lr_scheduler, BY_METRIC):
             self.lr_scheduler.step()
 
