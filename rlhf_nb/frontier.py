@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from .base.encoding import encode_prompts
-from .base.opened import mask_ids, unused_ids
+from .base.opened import masked
 from .kl_control import response_full_kl
 from .masks import left_pad
 from .rollout import Sampling, sample
@@ -91,18 +91,18 @@ def response_kl(
     rows, device = encode_prompts(prompts, tokenizer), next(policy.parameters()).device
     settings = Sampling(response_length, tokenizer.pad_token_id, stop_ids)
     generator, kl = torch.Generator(device).manual_seed(seed), []
-    for model in (policy, ref):
-        mask_ids(model, unused_ids(model, tokenizer))
     modes = policy.training, ref.training
     policy.eval()
     ref.eval()
-    for start in range(0, len(rows), batch_size):
-        ids, mask = (
-            x.to(device) for x in left_pad(rows[start : start + batch_size], tokenizer.pad_token_id)
-        )
-        drawn = sample(policy, ids, mask, settings, generator)
-        both = ids, mask, drawn.response_ids, drawn.mask
-        kl.append(response_full_kl(policy, ref, *both, ref_context=ref_context).sum(1).cpu())
+    with masked(policy, tokenizer), masked(ref, tokenizer):
+        for start in range(0, len(rows), batch_size):
+            ids, mask = (
+                x.to(device)
+                for x in left_pad(rows[start : start + batch_size], tokenizer.pad_token_id)
+            )
+            drawn = sample(policy, ids, mask, settings, generator)
+            both = ids, mask, drawn.response_ids, drawn.mask
+            kl.append(response_full_kl(policy, ref, *both, ref_context=ref_context).sum(1).cpu())
     policy.train(modes[0])
     ref.train(modes[1])
     return torch.cat(kl)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,8 +16,8 @@ from .masks import masked_sum, masked_var, only_real
 from .packing import log_ratio
 
 # %% auto #0
-__all__ = ['LOG_RATIO_CAP', 'policy_loss', 'value_loss', 'policy_diagnostics', 'value_diagnostics', 'explained_variance',
-           'importance_weights', 'mismatch']
+__all__ = ['LOG_RATIO_CAP', 'Weighing', 'policy_loss', 'value_loss', 'policy_diagnostics', 'value_diagnostics',
+           'explained_variance', 'importance_weights', 'mismatch']
 
 # %% ../nbs/course/11_losses.ipynb #d42a9865
 LOG_RATIO_CAP = 20.0  # a token 485 million times as likely as before: a larger number adds nothing
@@ -115,6 +116,9 @@ def explained_variance(
     return torch.where(spread > 0, 1 - left / spread.clamp(min=torch.finfo(spread.dtype).tiny), 0.0)
 
 # %% ../nbs/course/11_losses.ipynb #40896497
+Weighing = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+
+
 @torch.no_grad()
 def importance_weights(
     logprobs: Tensor,  # [B, T] of the trainer's policy at the rollout
@@ -122,13 +126,15 @@ def importance_weights(
     mask: Tensor,  # [B, T] true on real tokens
     cap: float | None = 2.0,  # largest weight; None: no limit, unbiased
     # for each token or sequence; above the cap cut to it (Ionides 2008), or left out (mask)
-    mode: str = "token_truncate",
+    mode: Weighing = "token_truncate",
 ) -> Tensor:  # [B, T] float32 (float64 stays), zero on padding, without gradient
-    "Importance weights of what an engine drew. Raises ValueError on a bad shape or cap."
+    "Importance weights of what an engine drew. Raises ValueError on a bad shape, cap or mode."
     if cap is not None and not cap > 0:
         raise ValueError(
             f"cap is {cap}: give a positive number, such as 2, or None for no truncation."
         )
+    if mode not in get_args(Weighing):
+        raise ValueError(f"mode is {mode!r}: give one of {', '.join(get_args(Weighing))}.")
     gap = log_ratio(logprobs, engine_logprobs, mask, cap=LOG_RATIO_CAP)
     if mode.startswith("sequence"):
         gap = gap.sum(1, keepdim=True).clamp(max=LOG_RATIO_CAP).expand_as(gap)
@@ -144,7 +150,7 @@ def mismatch(
     engine_logprobs: Tensor,  # [B, T] of the engine that drew the tokens
     mask: Tensor,  # [B, T] true on real tokens
     cap: float | None = 2.0,  # as in importance_weights
-    mode: str = "token_truncate",
+    mode: Weighing = "token_truncate",
 ) -> dict[str, Tensor]:  # sums of weight, capped, kl, gap and tokens; and the maximum weight_max
     "Engine against trainer: sums over tokens, to divide by `tokens`; kl is KL(engine, trainer)."
     given = logprobs, engine_logprobs, mask

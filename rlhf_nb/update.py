@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .base.fields import Among, Count, Facts, NotNegative, Positive, Range, Share, setting
 from .estimators import ESTIMATORS, Reduce
-from .losses import explained_variance, mismatch
+from .losses import Weighing, explained_variance, mismatch
 from .packing import last_token, on_tokens, score_sums
 from .rollout import Rollout
 from .turns import keep_chosen
@@ -148,9 +148,7 @@ class Objective:
     importance_sampling_cap: Positive | None = setting(
         2.0, "Largest such weight. None: no limit.", "update"
     )
-    importance_sampling_mode: Literal[
-        "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
-    ] = setting(
+    importance_sampling_mode: Weighing = setting(
         "token_truncate",
         "A weight for each token or each response; above the cap it is cut to it (truncate), or "
         "what it weighs is left out of the policy loss (mask).",

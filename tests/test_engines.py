@@ -443,6 +443,8 @@ def test_the_weight_has_no_gradient_and_bad_input_is_refused():
     assert not importance_weights(ours, torch.ones(1, 2), torch.ones(1, 2).bool()).requires_grad
     with pytest.raises(ValueError, match=r"cap is 0"):
         importance_weights(ours, ours, torch.ones(1, 2).bool(), 0)
+    with pytest.raises(ValueError, match="mode is 'sequence': give one of token_truncate"):
+        importance_weights(ours, ours, torch.ones(1, 2).bool(), mode="sequence")
     with pytest.raises(ValueError, match=r"one shape \[B, T\]"):
         importance_weights(ours, ours[:, :1], torch.ones(1, 2).bool())
 

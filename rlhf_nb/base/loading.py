@@ -177,7 +177,7 @@ def check_policy(model: Any) -> None:
     check_decoder(config, kind)
     if isinstance(inner, PreTrainedModel) and inner.get_output_embeddings() is None:
         raise ValueError(
-            f"{kind} has no language-model head, so it writes no tokens: give a causal one."
+            f"{kind} writes no tokens, having no language-model head: give an AutoModelForCausalLM."
         )
     if reads_both_ways(config):
         raise ValueError(

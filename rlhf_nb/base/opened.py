@@ -24,7 +24,7 @@ from rlhf_nb.base.fused import logit_scale
 from rlhf_nb.base.sharding import is_sharded_by_deepspeed
 
 # Private names used here: `_attn_implementation` of a config of transformers; `_orig_mod` of
-# torch.compile.
+# torch.compile; `_forward_hooks` of torch's nn.Module.
 
 logger = logging.get_logger(__name__)
 # Where torch.compile, DDP and DeepSpeed, and PEFT's two kinds of layers keep what they wrap.
@@ -78,22 +78,39 @@ def unused_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def mask_ids(model: Any, ids: Sequence[int]) -> None:
-    """From now on these ids, and no others, have no probability in anything that the model returns:
-    their logits are -inf in its forward, in `project` and in a fused head. Nothing of it is
-    saved."""
+    """From now on these ids, and no others, have no probability: logits are -inf in the model's
+    forward, in `project` and in a fused head. Nothing of it is saved."""
     inner = unwrap(model)
-    known = hasattr(inner, "masked_ids")
-    if known or len(ids):
-        mask = torch.zeros(embedding_rows(model), device=next(inner.parameters()).device)
-        mask[list(ids)] = -math.inf
-        inner.register_buffer("masked_ids", mask, persistent=False)
-    if len(ids) and not known:
+    if hasattr(inner, "masked_ids"):
+        del inner.masked_ids
+    if not len(ids):
+        return
+    mask = torch.zeros(embedding_rows(model), device=next(inner.parameters()).device)
+    mask[list(ids)] = -math.inf
+    inner.register_buffer("masked_ids", mask, persistent=False)
+    if _mask_logits not in inner._forward_hooks.values():
         inner.register_forward_hook(_mask_logits)
 
 
-def _mask_logits(model: nn.Module, args: tuple, output: Any) -> Any:
-    output.logits = output.logits + model.masked_ids.to(output.logits.dtype)
-    return output
+def _mask_logits(model: nn.Module, args: tuple, output: Any) -> None:
+    # in place: the logits of a whole batch are the largest tensor there is
+    if (mask := getattr(model, "masked_ids", None)) is not None:
+        logits = output[0] if isinstance(output, tuple) else output.logits
+        logits += mask.to(logits.dtype)
+
+
+@contextmanager
+def masked(model: Any, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
+    "Inside, ids without a token are masked, as they are in a trainer's policy; yields them."
+    ids = unused_ids(model, tokenizer)
+    if hasattr(unwrap(model), "masked_ids"):
+        yield ids
+        return
+    mask_ids(model, ids)
+    try:
+        yield ids
+    finally:
+        mask_ids(model, [])
 
 
 def unwrap(module: Any) -> Any:

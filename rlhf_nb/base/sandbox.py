@@ -1,8 +1,6 @@
 """Chat templates come with models, and are programs. Here is the sandbox that renders them, and
-ends: it counts turns of loops, calls, and what a product repeats.
-
-Not counted: text that doubles by `~`, `+` or a block of `set`, and filters that pad to a width.
-"""
+ends: it counts turns of loops, calls, and what a product repeats. It does not count text that
+doubles by `~`, `+` or a block of `set`, and filters that pad to a width."""
 
 from __future__ import annotations
 

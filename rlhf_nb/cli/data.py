@@ -45,7 +45,6 @@ KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"
 UNPACK: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 PACKED = (EOFError, zlib.error, lzma.LZMAError)  # and OSError without a number
 EMBEDDED = ("mini_tldr", "everyday_requests", "guess_number")
-MOST_FIRST = 2**24  # characters of a first line that is looked at
 UNREADABLE = (OSError, ValueError, LookupError, StopIteration, RecursionError, DatasetsError)
 FIXES = dict(  # of a file that cannot be read
     json="fix the JSON, or write the file again with pandas' to_json",
@@ -113,10 +112,9 @@ class TooWide(ValueError):
 
 def check_width(name: str, kind: str, first: str) -> None:
     "Raises TooWide on the first line of a file that takes `datasets` minutes."
-    row: Any = first.split(",") if kind == "csv" else []
-    if kind == "json" and len(first) < MOST_FIRST:
-        with suppress(ValueError):  # which the reader of the file will name
-            row = parse_json(first)
+    row: Any = first.split(",") if kind == "csv" else None
+    with suppress(ValueError):  # of JSON, which the reader of the file will name
+        row = row or parse_json(first[: 2**24])
     row = row[0] if kind == "json" and isinstance(row, list) and row else row
     if isinstance(row, (list, dict)) and len(row) > MOST_COLUMNS:
         raise TooWide(

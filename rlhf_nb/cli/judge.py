@@ -66,7 +66,7 @@ class JudgeArguments:
         "judgings.jsonl", "File that keeps every verdict of an endpoint. None: keep none."
     )
     concurrency: Count = setting(8, "Requests to the endpoint at a time.")
-    timeout: Positive = setting(60.0, "Seconds to wait for the endpoint.")
+    timeout: Positive = setting(60.0, "Seconds for a request, until its whole reply is here.")
     attempts: Count = setting(5, "How often to try a request that fails for a passing reason.")
     prices: list[NotNegative] | None = setting(
         None, "Prices of a million tokens in, and out: the cost is printed."

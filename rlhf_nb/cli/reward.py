@@ -15,12 +15,7 @@ from rlhf_nb.cli.arguments import (
 )
 from rlhf_nb.cli.data import check_columns, check_template, drop_long, pairs_of, splits_of
 from rlhf_nb.cli.help import About
-from rlhf_nb.cli.models import (
-    adapter_config,
-    in_dtype,
-    load_run_tokenizer,
-    require_name,
-)
+from rlhf_nb.cli.models import adapter_config, in_dtype, load_run_tokenizer, require_name
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.cli.training import finish, in_folder
 from rlhf_nb.reward import RewardConfig, RewardTrainer

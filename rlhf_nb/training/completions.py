@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
 from rlhf_nb.base.encoding import encode_prompts
 from rlhf_nb.base.files import write_text_atomic
-from rlhf_nb.base.opened import mask_ids, unused_ids
+from rlhf_nb.base.opened import masked
 from rlhf_nb.base.terminal import terminal_text
 from rlhf_nb.masks import left_pad
 from rlhf_nb.rollout import Rollout, Sampling, sample, texts_of
@@ -65,27 +65,29 @@ def complete(
     if seed is not None:
         generator = torch.Generator(device).manual_seed(seed)
     how = response_length, tokenizer.pad_token_id, tuple(stop_ids), temperature
-    mask_ids(model, unused := unused_ids(model, tokenizer))
-    sampling = Sampling(*how, stop_strings=stop_strings, unused_ids=unused)
     order, was_training = sorted(range(len(rows)), key=lambda i: len(rows[i])), model.training
     answers: dict[int, tuple] = {}  # by prompt: text, whether it stopped, length, all ids
     model.eval()
-    for start in range(0, len(order), batch_size):
-        part = order[start : start + batch_size]
-        padded = left_pad([rows[i] for i in part], tokenizer.pad_token_id)
-        ids, mask = (x.to(device) for x in padded)
-        if engine is None:
-            drawn = sample(model, ids, mask, sampling, generator)
-        else:  # it takes its seeds from torch's global random state, restored if a seed is given
-            with torch.random.fork_rng(devices=[], enabled=seed is not None):
-                if seed is not None:
-                    torch.default_generator.manual_seed(seed + start)
-                drawn = engine.generate(ids, mask, sampling)[0]
-        texts, _ = texts_of(tokenizer, drawn, stop_ids)
-        lengths = drawn.mask.sum(1).tolist()
-        token_ids = [rows[i] + x[:n].tolist() for i, x, n in zip(part, drawn.response_ids, lengths)]
-        answers |= dict(zip(part, zip(texts, drawn.stopped.tolist(), lengths, token_ids)))
-        on_batch()
+    with masked(model, tokenizer) as unused:
+        sampling = Sampling(*how, stop_strings=stop_strings, unused_ids=unused)
+        for start in range(0, len(order), batch_size):
+            part = order[start : start + batch_size]
+            padded = left_pad([rows[i] for i in part], tokenizer.pad_token_id)
+            ids, mask = (x.to(device) for x in padded)
+            if engine is None:
+                drawn = sample(model, ids, mask, sampling, generator)
+            else:  # seeded by the global random state, which is restored if a seed is given
+                with torch.random.fork_rng(devices=[], enabled=seed is not None):
+                    if seed is not None:
+                        torch.default_generator.manual_seed(seed + start)
+                    drawn = engine.generate(ids, mask, sampling)[0]
+            texts, _ = texts_of(tokenizer, drawn, stop_ids)
+            lengths = drawn.mask.sum(1).tolist()
+            token_ids = [
+                rows[i] + x[:n].tolist() for i, x, n in zip(part, drawn.response_ids, lengths)
+            ]
+            answers |= dict(zip(part, zip(texts, drawn.stopped.tolist(), lengths, token_ids)))
+            on_batch()
     model.train(was_training)
     in_order = [answers[i] for i in range(len(rows))]
     return Completions(prompt_texts, *(list(column) for column in zip(*in_order)))

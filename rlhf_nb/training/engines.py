@@ -35,8 +35,7 @@ class Engine(Protocol):
         self, prompt_ids: Tensor, prompt_mask: Tensor, settings: Sampling
     ) -> tuple[Sample, Tensor | None]:
         """A response to each prompt [B, P], and the engine's log-probs [B, T], zero on padding. One
-        that never draws `settings.unused_ids` has `skips_unused_ids = True`; another is refused
-        where there are some."""
+        that never draws `settings.unused_ids` has `skips_unused_ids = True`."""
 
     def close(self) -> None:
         "Free its memory and connections."
@@ -175,9 +174,8 @@ def synced(engine: Engine, policy: nn.Module) -> Iterator[Engine]:
     if hasattr(unwrap(policy), "masked_ids") and not getattr(engine, "skips_unused_ids", False):
         raise ValueError(
             f"the policy has ids without a token, and {type(engine).__name__} may draw them: have "
-            "it leave out settings.unused_ids (logit_bias or allowed tokens in most engines) and "
-            "set its skips_unused_ids = True, or cut the embedding, "
-            "model.resize_token_embeddings(len(tokenizer))."
+            "it leave out settings.unused_ids (by a logit_bias, say) and set its skips_unused_ids "
+            "= True, or cut the policy, model.resize_token_embeddings(len(tokenizer))."
         )
     policy.eval()  # a layer that recomputes its activations refuses a cache while it trains
     engine.sync(policy)

@@ -26,14 +26,7 @@ from torch import nn
 from transformers import TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from rlhf_nb.base.files import (
-    DEMO_MARK,
-    check_place,
-    checkpoints,
-    no_disk,
-    unwritten,
-    written_to,
-)
+from rlhf_nb.base.files import DEMO_MARK, check_place, checkpoints, no_disk, unwritten, written_to
 from rlhf_nb.base.sharding import (
     between_ranks,
     full_shape,

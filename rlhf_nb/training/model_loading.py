@@ -37,7 +37,7 @@ from rlhf_nb.base.loading import (
     normalize_dtype,
     pretrained_tokenizer,
 )
-from rlhf_nb.base.opened import FAILURES, embedding_rows, unwrap
+from rlhf_nb.base.opened import FAILURES, embedding_rows, mask_ids, unwrap
 from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.base.sharding import gather_weights, zero3_is_live
 from rlhf_nb.checkpoint import MANIFEST, verify
@@ -273,6 +273,7 @@ def load_policy(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
     model = name_or_path if name is None else load_whole(AutoModelForCausalLM, name, **kwargs)[0]
     check_policy(model)
     check_weights(model)
+    mask_ids(model, [])  # of the trainer, and the tokenizer, that it had before
     return model
 
 

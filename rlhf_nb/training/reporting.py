@@ -139,8 +139,7 @@ def ppo_card(trainer: Any, name: str) -> str:
         if rows is not None:
             data[split] = f"{len(rows)} prompts, columns {', '.join(rows.column_names)}"
     if trainer.train_dataset is not None:
-        found = fingerprint_data(trainer.train_dataset) or "- - streamed"
-        data["sha256 of the training rows"] = found.split()[2]
+        data["training rows (sha256)"] = fingerprint_data(trainer.train_dataset) or "streamed"
     data["seed"] = f"{args.seed} (order of the data: {args.data_seed or args.seed})"
     shown = "objective/ policy/ val/ tokens/response eval_ sample_ episode steering/".split()
     results = {
