@@ -254,3 +254,8 @@ def test_tasks_of_reasoning_gym(tmp_path, monkeypatch):
     words = ["--dataset_name", name, "--model_name_or_path", str(STARTING_MODEL), "--use_cpu"]
     trainer = trainer_of(*ppo_parser().settings(words))
     assert [*trainer.judges.functions] == ["task_points"] and len(trainer.train_dataset) == 9
+    sft_command(
+        [*words[:2], "--from_scratch", "--output_dir", "sft", "--max_steps", "1", *words[4:]]
+    )
+    said = tasks.task_rows("spell_backward", size=1, chat=True)["train"][0]["completion"]
+    assert said[0]["role"] == "assistant" and (tmp_path / "sft/config.json").is_file()

@@ -28,7 +28,7 @@ from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.shaping import penalize_missing_eos, shape_rewards
 from rlhf_nb.training.metrics import in_order
 from rlhf_nb.turns import keep_chosen, paid_turns, put_fields_back, reached_stops
-from rlhf_nb.ui.episodes import ONE_WAY, Shown, paler
+from rlhf_nb.ui.episodes import ONE_WAY, Shown, bracketed, paler
 from rlhf_nb.ui.html import add_blanks, asset, element, themed_page
 from rlhf_nb.ui.reader import packed_update
 from rlhf_nb.ui.report import curve_panels, demo_report, logged_panels
@@ -397,6 +397,12 @@ def test_what_if_over_turns_is_what_the_trainer_would_have_made(estimator):
     assert torch.allclose(again.advantages[r.chosen], (x - x.mean()) / x.std(), atol=1e-6)
     text = str(rollout_text(was))
     assert f"{was.chosen[1].sum()} token · 1 turn, terminated" in text and "Turn 3 · reward" in text
+    own, words = (
+        was.chosen[0].tolist(),
+        bracketed(was, 0, [f"w{t}" for t in range(was.chosen.shape[1])]),
+    )
+    apart = "".join(words).replace("]", "[").split("[")  # the policy's and the world's, in turn
+    assert "".join(apart[1::2]) == "".join(f"w{t}" for t, x in enumerate(own) if not x) != ""
 
 
 def test_what_does_not_come_out_is_said():

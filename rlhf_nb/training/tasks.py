@@ -48,13 +48,16 @@ def task_rows(
     chat: bool = False,  # prompts are conversations, for models with a chat template
     **settings: Any,  # of the task
 ) -> DatasetDict:
-    "Columns prompt, reference (an answer), and those by which `task_points` knows the question."
+    """Columns prompt, completion and reference (an answer), and those by which `task_points` knows
+    the question."""
     told = json.dumps(dict(name=name, seed=seed, size=size + test, **settings))
     rows = []
     for place, entry in zip(range(size + test), load_task(told)):
         question, answer = entry["question"], str(entry["answer"])
         prompt: Any = [dict(role="user", content=question)] if chat else f"{question}\n"
-        rows.append(dict(prompt=prompt, reference=answer, task=told, task_place=place))
+        said: Any = [dict(role="assistant", content=answer)] if chat else answer
+        known = dict(completion=said, reference=answer, task=told, task_place=place)
+        rows.append(dict(prompt=prompt, **known))
     parts = dict(train=rows[:size], test=rows[size:])
     return DatasetDict({split: Dataset.from_list(part) for split, part in parts.items() if part})
 

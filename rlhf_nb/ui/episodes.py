@@ -45,6 +45,15 @@ def episode_tokens(rollout: Rollout, episode: int) -> list[str]:
     return [str(i) for i in rollout.response_ids[episode, :n].tolist()]
 
 
+def bracketed(rollout: Rollout, episode: int, words: list[str]) -> list[str]:
+    "The words of a response, with what the world answered in brackets."
+    if rollout.chosen is None:
+        return words
+    own = [True, *rollout.chosen[episode, : len(words)].tolist(), True]
+    sides = zip(own, own[1:], own[2:], words)
+    return ["[" * (a and not b) + x + "]" * (c and not b) for a, b, c, x in sides]
+
+
 def end_of(text: str, most: int = 160) -> str:
     "The end of a long text, from the beginning of a word."
     return text if len(text) <= most else f"… {text[-most:].split(maxsplit=1)[-1]}"

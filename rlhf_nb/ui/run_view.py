@@ -17,6 +17,7 @@ from rlhf_nb.ui.episodes import (
     end_of,
     episode_facts,
     episode_signals,
+    bracketed,
     episode_tokens,
     paler,
     prompt_of,
@@ -233,6 +234,7 @@ def run_episode_markup(r: Rollout, i: int, signal: str, most: float) -> str:
     row = episode_signals(r, i).get(signal)
     values = [0.0] * len(tokens) if row is None else row.tolist()
     words = add_blanks(tokens, r.responses[i]) if r.responses else tokens
+    words = bracketed(r, i, words)
     parts.append(element("p", tinted_text(words, values, most, signal), class_="answer"))
     if row is not None:
         cells = [(visible_token(token), signed_number(x)) for token, x in zip(tokens, values)]

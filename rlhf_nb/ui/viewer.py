@@ -19,6 +19,7 @@ from rlhf_nb.ui.chart import curve_strip
 from rlhf_nb.ui.episodes import (
     Shown,
     episode_facts,
+    bracketed,
     episode_tokens,
     notes_of,
     prompt_lines,
@@ -62,6 +63,7 @@ def episode_markup(shown: Shown, episode: int, signal: str = "", fold: bool = Fa
     """One episode: a strip of one signal, on the update's scale, and the table of all of them,
     folded or not; of a long one the beginning."""
     rollout, every = shown.rollout, episode_tokens(shown.rollout, episode)
+    every = bracketed(rollout, episode, every)
     signals = {name: x[:MOST_SHOWN] for name, x in shown.signals(episode).items()}
     strip = token_strip(tokens := every[:MOST_SHOWN])
     if signal:
