@@ -1,0 +1,103 @@
+"""The loop in one file, nbs/labs/ppo_in_one_file.py, against the trainer."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from small_runs import QUIET
+
+from rlhf_nb.models import response_values, scorer_from, zero_head
+from rlhf_nb.ppo import mini_batches
+from rlhf_nb.tldr import gold_judge
+from rlhf_nb.trainer import PPOConfig, PPOTrainer
+
+FILE = Path(__file__).parent.parent / "nbs" / "labs" / "ppo_in_one_file.py"
+
+
+def file_with(old: str = "", new: str = "") -> Any:
+    "The file as a module, some text of it changed, its mini-batches in the trainer's order."
+    text, one = FILE.read_text(), ModuleType("one")
+    assert old in text
+    exec(text.replace(old, new) if old else text, vars(one))
+    one.mini_batches = lambda *sizes: mini_batches(*sizes[:-1], sizes[-1] * 4099)
+    return one
+
+
+def gap_after(one: Any, folder: Path, updates: int = 3) -> tuple[float, list[dict[str, float]]]:
+    """By how much of 1 + |x| log-probs and values differ after some updates of 16 responses (not the weights:
+    the bias of a key has no gradient, and Adam makes steps of its rounding); what the file said."""
+    args = one.arguments().parse_args(["--response_length", "12", "--batch_size", "16"])
+    tokenizer = one.AutoTokenizer.from_pretrained(args.policy)
+    policy = one.AutoModelForCausalLM.from_pretrained(args.policy, dtype=torch.float64)
+    batches, told = one.posts_of(updates, args.batch_size), []
+    facts = {post["prompt"]: json.loads(post["facts"]) for batch in batches for post in batch}
+
+    def gold(prompts, responses, **columns):
+        return [gold_judge(x, facts[p]).gold for p, x in zip(prompts, responses)]
+
+    names = vars(args).keys() & PPOConfig.__dataclass_fields__.keys() - {"output_dir"}
+    settings = {name: getattr(args, name) for name in names}
+    trainer = PPOTrainer(
+        PPOConfig(
+            str(folder),
+            total_episodes=16 * updates,
+            per_device_train_batch_size=8,
+            gradient_accumulation_steps=2,
+            lr_scheduler_type="constant",
+            num_sample_generations=0,
+            **QUIET | settings,
+        ),
+        tokenizer,
+        copy.deepcopy(policy),
+        reward_model=gold,
+        value_model=zero_head(scorer_from(policy)),
+        train_dataset=[dict(prompt=prompt) for prompt in facts],
+    )
+    ppo = one.PPO(args, tokenizer, policy, None)
+    for i, batch in enumerate(batches):
+        prompts = [post["prompt"] for post in batch]
+        torch.manual_seed(i)
+        trainer.step(prompts)
+        torch.manual_seed(i)
+        r = ppo.rollout(prompts)
+        ppo.advantages(r, one.score(ppo, batch, r))
+        told.append(ppo.update(r, i))
+    with torch.no_grad():
+        pairs = [(ppo.logprobs(x, r["rows"]) for x in (policy, trainer.policy))]
+        pairs.append(response_values(x, *r["rows"]) for x in (ppo.value, trainer.value_model))
+        return max(float(((a - b) / (1 + b.abs())).abs().max()) for a, b in pairs), told
+
+
+WRONG = {
+    "": ("", ""),
+    "targets of what is whitened": ("from(advantages, r", "from(whiten(advantages, mask), r"),
+    "gradients that are not clipped": ("args.max_grad_norm))", "1e9))"),
+    "no penalty": ("args.missing_eos_penalty)", "0.0)"),
+    "values one token late": ("[:, :-1]  # V in", "[:, 1:]  # V in"),
+    "a mean over rows": (") / mask.sum()", ") / len(mask)"),
+}
+
+
+# catches: any line of the loop that does otherwise than the trainer, of which WRONG has some
+@pytest.mark.parametrize("name", WRONG)
+def test_its_first_updates_are_the_trainers(name, tmp_path):
+    old, new = WRONG[name]
+    gap, told = gap_after(file_with(old, new), tmp_path, 1 if name else 3)
+    assert gap > 1e-4 if name else gap < 1e-12 and told[2]["KL"] > 1e-3  # and the weights moved
+
+
+# catches: a reader who scrolls, a trainer behind the loop
+def test_it_is_short_and_imports_the_core_alone():
+    text = FILE.read_text()
+    assert len(text.splitlines()) <= 200
+    rooms = [x.module for x in ast.walk(ast.parse(text)) if isinstance(x, ast.ImportFrom)]
+    ours = {room.split(".")[1] for room in rooms if room.startswith("rlhf_nb.")}
+    core = "fast_logprobs gae kl losses masks models ppo rollout sampling shaping tldr world"
+    assert ours == {*core.split()}
