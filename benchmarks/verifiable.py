@@ -4,7 +4,7 @@
     python benchmarks/verifiable.py --quick            does it run? seconds
 
 `spell_backward` with words of three letters; a point for the whole word, none for anything else. A
-model of two layers first imitates answers (three passes), then learns from as many samples by each
+model of two layers first imitates answers (six passes), then learns from as many samples by each
 estimator. pass@k (Chen et al. 2021, 2107.03374, eq. 1) from 64 sampled answers to each word that
 no training saw, at temperature 1. It needs reasoning-gym: pip install 'rlhf_nb[tasks]'.
 """
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    sizes = (2, 0.1, 300) if given.quick else (given.updates, 3, 1500)
+    sizes = (2, 0.1, 300) if given.quick else (given.updates, 6, 1500)
     lines = [
         line for seed in range(1 if given.quick else given.seeds) for line in run(seed, *sizes)
     ]
