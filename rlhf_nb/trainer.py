@@ -59,6 +59,7 @@ from .training.loop import UpdateTrainer
 from .training.model_loading import load_tokenizer
 from .training.parts import make_sampling
 from .training.players import make_player, set_turns
+from .training.pretraining import pretrain_values
 from rlhf_nb.training.prompts import (
     PromptReader,
     as_batch,
@@ -181,6 +182,7 @@ class PPOTrainer(UpdateTrainer):
             refuse_step()
         with one_thread(self.output_dir):
             self.prepare()
+            pretrain_values(self)
             batch, times = self.next_batch() if batch is None else batch, [time.perf_counter()]
             with lower_layers_once(self.pair.policy):
                 r = self.rollout(batch)
