@@ -25,6 +25,7 @@ from transformers.utils import logging
 from .base.lower_layers import lower_layers_once
 from .base.noise import switch_off_noise
 from .base.opened import embedding_rows
+from .base.random_state import random_state_kept
 from .estimators import ESTIMATORS, equal_groups, loss_weights
 from .forward import PolicyAndValue
 from .judges import Answers, judges_of
@@ -481,6 +482,7 @@ class Evaluator:
         t = self.trainer
         t.control = t.callback_handler.on_prediction_step(t.args, t.state, t.control)
 
+    @random_state_kept()  # a judge may draw
     def report(
         self,
         data: Any,  # one set of prompts, or several by name

@@ -22,8 +22,8 @@ SETTING = "value_pretrain_rollouts"
 
 
 def rewards_to_go(r: Rollout, cfg: Objective) -> Rollout:
-    """`returns` are the saved rewards from each token (or turn) on, discounted as in this run: lambda
-    is 1, and no value is in them. As old values they leave the value loss unclipped."""
+    """`returns` are the saved rewards from each token (or turn) on, discounted as in this run, without
+    any value (lambda 1). As old values they leave the value loss unclipped."""
     cfg = replace(cfg, lam=1.0, lam_turn=1.0, lam_value=None, lam_length_alpha=None)
     none, cfg = torch.zeros_like(r.rewards), replace(cfg, whiten_rewards=False)
     r = estimate_advantages(r.with_(scores=r.rewards, kl=none, values=none), cfg)
@@ -31,8 +31,8 @@ def rewards_to_go(r: Rollout, cfg: Objective) -> Rollout:
 
 
 def saved_episodes(args: PPOConfig, folder: str, tokenizer: Any, vocabulary: int) -> Rollout:
-    """All episodes that a run kept, as one record. Raises ValueError where there are none, they have
-    no rewards, or they are of another tokenizer."""
+    """All episodes that a run kept, as one record. Raises ValueError where there are none, they
+    have no rewards, or they are of another tokenizer."""
     files = [file for of_update in rollout_files(Path(folder)).values() for file in of_update]
     if not files:
         how = "give the output_dir of a run with save_rollouts (--save_rollouts)"
@@ -93,6 +93,6 @@ def pretrain_values(trainer: Any) -> None:
     trainer.log({"pretrain/explained_before": before, "pretrain/explained_after": after})
     if trainer.is_world_process_zero():
         trainer.say(
-            f"value model: {args.value_pretrain_epochs} epochs over rollouts in {folder}; explained "
-            f"variance of one in five, which it did not fit: {before:.2f} -> {after:.2f}."
+            f"value model: {args.value_pretrain_epochs} epochs over rollouts in {folder}; explained"
+            f" variance of one in five, which it did not fit: {before:.2f} -> {after:.2f}."
         )
