@@ -22,8 +22,8 @@ SETTING = "value_pretrain_rollouts"
 
 
 def rewards_to_go(r: Rollout, cfg: Objective) -> Rollout:
-    """`returns` are the saved rewards from each token (or turn) on, discounted as in this run, without
-    any value (lambda 1). As old values they leave the value loss unclipped."""
+    """`returns` are the saved rewards from each token (or turn) on, discounted as in this run, and
+    no value is in them (lambda 1). As old values they leave the value loss unclipped."""
     cfg = replace(cfg, lam=1.0, lam_turn=1.0, lam_value=None, lam_length_alpha=None)
     none, cfg = torch.zeros_like(r.rewards), replace(cfg, whiten_rewards=False)
     r = estimate_advantages(r.with_(scores=r.rewards, kl=none, values=none), cfg)
@@ -40,14 +40,11 @@ def saved_episodes(args: PPOConfig, folder: str, tokenizer: Any, vocabulary: int
     r = merge_rollouts([Rollout.load(file) for file in files])
     if r.rewards is None or r.logprobs is None or r.rewards[r.policy_mask].isnan().any():
         refuse(args, SETTING, "no rewards are in it; save what trainer.advantages(...) returns")
-    most, ids = (
-        max(int(r.prompt_ids.max()), int(r.response_ids.max())),
-        r.response_ids[0][r.mask[0]],
-    )
-    texts = token_texts(tokenizer, ids.tolist()) if most < vocabulary else f"no token {most}"
+    most, ids = max(r.prompt_ids.max(), r.response_ids.max()), r.response_ids[0][r.mask[0]]
+    texts = token_texts(tokenizer, ids.tolist()) if most < vocabulary else [f"id {most}"]
     if most >= vocabulary or (r.chosen is None and r.tokens and r.tokens[0][: len(ids)] != texts):
         wanted = "take rollouts of a policy with this tokenizer"
-        refuse(args, SETTING, f"it is of another tokenizer ({texts[:5]} here); {wanted}")
+        refuse(args, SETTING, f"it is of another tokenizer ({texts[:4]} here); {wanted}")
     return r
 
 

@@ -23,6 +23,7 @@ from rlhf_nb.packing import last_token, on_tokens
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.training.folders import claim
 from rlhf_nb.training.model_loading import merge_adapter
+from rlhf_nb.turns import BESIDE
 
 
 def with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -126,27 +127,30 @@ def merge_rollouts(parts: Sequence[Rollout]) -> Rollout:
         return parts[0]
     if any(r.paid is not None for r in parts):  # then all have scores of tokens
         parts = [_with_tokens_paid(r) for r in parts]
-    prompt, response = (max(getattr(r, x).shape[1] for r in parts) for x in ("prompt_ids", "mask"))
-
-    def pad_to_widest(r: Rollout, name: str, like: Tensor) -> Tensor:
-        x, left = getattr(r, name), name.startswith("prompt")
-        if x is None:
-            x = torch.where(r.mask.bool(), math.nan, 0.0)
-            x = x if like.dim() == 2 else torch.full((len(r),), math.nan)
-        if x.dim() == 1:
-            return x
-        missing = (prompt if left else response) - x.shape[1]
-        return pad(x, (missing, 0) if left else (0, missing))
+    response = max(r.mask.shape[1] for r in parts)
 
     def join_tensors(name: str) -> Tensor | None:
         given = [x for r in parts if (x := getattr(r, name)) is not None]
         if not given or (len(given) < len(parts) and not given[0].is_floating_point()):
             return None
-        return torch.cat([pad_to_widest(r, name, given[0]) for r in parts])
+        left, width = name.startswith("prompt"), response
+        if name in BESIDE:
+            width = max(x.shape[1] for x in given)
+
+        def pad_to_widest(r: Rollout) -> Tensor:
+            if (x := getattr(r, name)) is None:
+                x = torch.where(r.mask.bool(), math.nan, 0.0)
+                x = x if given[0].dim() == 2 else torch.full((len(r),), math.nan)
+            if x.dim() == 1:
+                return x
+            missing = width - x.shape[1]
+            return pad(x, (missing, 0) if left else (0, missing))
+
+        return torch.cat([pad_to_widest(r) for r in parts])
 
     texts = {
         name: [x for r in parts for x in getattr(r, name) or [""] * len(r)]
-        for name in ("prompts", "responses", "tokens")
+        for name in "prompts conversations settings responses tokens stop_reason".split()
         if any(getattr(r, name) for r in parts)
     }
     columns = {
