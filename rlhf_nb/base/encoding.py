@@ -161,7 +161,7 @@ def readable_turns(
                 return calls(blocks(turns))
             if i == len(turns):
                 problems[True] = ValueError(f"{name}: {NO_TOOLS}")
-                continue
+                break
             role = turns[i]["role"]
             problems[True] = ValueError(
                 f"{name}: the chat_template does not write all that turn {i} of role {role!r} says "
