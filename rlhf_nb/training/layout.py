@@ -247,9 +247,9 @@ class Layout:
     def check_warm_up(self, given: int | str | None, weight_decay: float) -> None:
         "Raises ValueError on a value warm-up, or pretraining, that would move the policy too."
         if given and weight_decay and self.deepspeed is not None:
-            name = "value_pretrain_rollouts" if isinstance(given, str) else "value_warmup_updates"
             raise ValueError(
-                f"{name} is {given} and weight_decay {weight_decay:g}: DeepSpeed "
+                f"value_warmup_updates, or value_pretrain_rollouts, is {given} and weight_decay "
+                f"{weight_decay:g}: DeepSpeed "
                 "steps all weights together, so the policy would decay in the warm-up. Set one of "
                 "them to 0."
             )

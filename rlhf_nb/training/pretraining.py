@@ -54,7 +54,7 @@ def pretrain_values(trainer: Any) -> None:
     args, layout, folder = trainer.args, trainer.layout, trainer.args.value_pretrain_rollouts
     if folder is None or trainer.pretrained:
         return
-    trainer.pretrained, model, groups = True, trainer.prepare(), trainer.optimizer.param_groups
+    model, groups = trainer.prepare(), trainer.optimizer.param_groups
     r = saved_episodes(args, folder, trainer.processing_class, embedding_rows(trainer.policy))
     r = r.with_(**{x: y.to(layout.device) for x in TENSORS if (y := getattr(r, x)) is not None})
     r, number = rewards_to_go(r, objective_at(args, args.kl_coef)), torch.arange(len(r))
@@ -83,7 +83,7 @@ def pretrain_values(trainer: Any) -> None:
     for rows in mini_batches(len(fitted), args.value_pretrain_epochs, parts, seed):
         trainer.gradients(model, fitted, rows)
         trainer.optimizer_step(model)
-    trainer.update_count = 0
+    trainer.update_count, trainer.pretrained = 0, True
     for group, rate in zip(groups, rates):
         group["lr"] = rate
     after = explained()
