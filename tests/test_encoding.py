@@ -496,8 +496,20 @@ def test_prompts_and_answers_are_joined(tokenizers):
     whole = [turn("user", block(ONE[0]["content"])), *ONE[1:]]  # the same question in blocks
     assert join_answer(ONE[:1], whole) == whole and join_answer(whole[:1], ONE) == ONE
     assert join_answer(ONE[:1], [turn("developer", "Be brief."), *whole])[1:] == whole
-    pictures = [turn("user", [*block(ONE[0]["content"]), dict(type="image")]), *ONE[1:]]
-    assert join_answer(ONE[:1], pictures) == [ONE[0], *pictures]
+
+
+# catches: a picture or a tool that no model reads, without a word; a tool named like what is said
+def test_what_no_model_would_read_is_refused(tokenizers):
+    parts = "{% for x in m.content if x.type == 'text' %}{{ x.text }}{% endfor %}"
+    tokenizer = with_template(tokenizers, f"{{% for m in messages %}}{parts}{{% endfor %}}")
+    text, picture = dict(type="text", text="what"), dict(type="image", url="x.png")
+    rows = [dict(prompt=[turn("user", x)]) for x in ([text], [text, picture])]
+    assert collate_prompts(rows[:1], tokenizer)["prompt"] == ["what"]
+    with pytest.raises(ValueError, match=r"prompt 1: turn 0 of role 'user' has .*x\.png.* put it"):
+        collate_prompts(rows, tokenizer)
+    rows[0]["tools"] = [dict(type="function", function=dict(name="what", description="Says."))]
+    with pytest.raises(ValueError, match="prompt 0: the chat_template does not show the tools"):
+        collate_prompts(rows[:1], tokenizer)
 
 
 # catches: the user's turn twice, where the answer repeats it behind a system turn of its own
@@ -725,8 +737,9 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
     torch.testing.assert_close(r.raw_scores, wanted)
     found = trainer.evaluator.complete(data)
     assert found.prompts == [f"user: {x}" for x in "abcdefgh"]
-    other.chat_template = "{{ tools[0].name if tools }}" + CHATML
-    of_tools = [[dict(name="late" if i % 2 else "no")] for i in range(len(data))]
+    for both in (policy, other):
+        both.chat_template = "{{ tools[0].name if tools }}" + both.chat_template
+    of_tools = [[dict(name="bad" if i % 2 else "c")] for i in range(len(data))]
     with_tools = data.add_column("tools", [json.dumps(x) for x in of_tools])
     r = trainer.score(trainer.rollout(with_tools[:]))
     answers = [
@@ -740,8 +753,10 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
     how = dict(stopped=found.stopped, settings=[dict(tools=x) for x in of_tools])
     wanted = score_texts(trainer.reward_model, other, *given, **how)
     torch.testing.assert_close(torch.tensor(found.scores), wanted)
-    other.chat_template = None
-    with pytest.raises(ValueError, match="a prompt for the reward model is a conversation"):
+    other.chat_template = "{{ raise_exception('h') if messages[0].content == 'h' }}" + CHATML
+    with pytest.raises(
+        ValueError, match="prompt 7 for the reward model: the chat_template refuses"
+    ):
         ppo(scorer(other), data=data, parts=parts)
 
 

@@ -33,13 +33,20 @@ def check_turns(x: Any, name: str) -> list[Any]:
             f"{name} is {reprlib.repr(x)}: give text, or turns such as "
             "[{'role': 'user', 'content': '...'}], or drop the row with dataset.filter."
         )
-    for turn in turns:
-        says = isinstance(turn.get("content"), (str, list)) or turn.get("tool_calls")
+    for i, turn in enumerate(turns):
+        says = isinstance(x := turn.get("content"), (str, list)) or turn.get("tool_calls")
         if not isinstance(turn.get("role"), str) or not says:
             raise ValueError(
                 f"{name} has the turn {reprlib.repr(turn)}, whose role or content is no text: give "
                 "turns such as {'role': 'user', 'content': '...'}."
             )
+        for part in x if isinstance(x, list) else ():
+            if not isinstance(part.get("text") if isinstance(part, Mapping) else part, str):
+                raise ValueError(
+                    f"{name}: turn {i} of role {turn['role']!r} has {reprlib.repr(part)} in its "
+                    "content, which is no text, and models here read text alone: put it into "
+                    "words, or drop the row with dataset.filter."
+                )
     of_table = len({frozenset(turn) for turn in turns}) == 1
     return change_calls(drop_none(turns if of_table else call_texts(turns)), "arguments", _parsed)
 
@@ -108,8 +115,8 @@ def join_blocks(turns: Any) -> list[dict[str, Any]]:
 def lost_turn(
     turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **settings: Any
 ) -> int | None:
-    """The first turn of which the template leaves out a text or a call. Each is exchanged for a
-    mark of its own: where that is written, so is any other."""
+    """The first turn of which the template leaves out a text or a call; behind the last, where it
+    leaves out a tool. Each is exchanged for a mark: where that is written, so is any other."""
     numbers, said, marked = count(0xF0000), list[tuple[str, str, int]](), list[dict[str, Any]]()
 
     def mark(x: Any, shape: Callable[[int], str] = chr) -> Any:
@@ -125,12 +132,20 @@ def lost_turn(
         new = dict(content=[*map(mark, x)] if isinstance(x, list) else mark(x))
         new["tool_calls"] = change_calls(calls, "name", lambda x: mark(x, "call_{}_x".format))
         marked.append({**turn, **{k: x for k, x in new.items() if k in turn}})
+    tools = change_calls(settings.get("tools"), "name", lambda x: mark(x, "call_{}_x".format))
+    options = {**settings, "tools": tools, "continue_final_message": False}
     try:
-        text = write_turns(marked, tokenizer, **{**settings, "continue_final_message": False})
+        text = write_turns(marked, tokenizer, **options)
     except ValueError:  # a template that looks into what is said
         text = write_turns(turns, tokenizer, **settings)
         said = [(own, own, i) for _, own, i in said]
     return next((i for x, _, i in said if x not in text), None)
+
+
+NO_TOOLS = (
+    "the chat_template does not show the tools, so that no model would know them: set "
+    "tokenizer.chat_template to one that does, or leave out tools and describe them in the text."
+)
 
 
 def readable_turns(
@@ -144,6 +159,9 @@ def readable_turns(
         try:
             if (i := lost_turn(calls(blocks(turns)), tokenizer, name=name, **settings)) is None:
                 return calls(blocks(turns))
+            if i == len(turns):
+                problems[True] = ValueError(f"{name}: {NO_TOOLS}")
+                break
             role = turns[i]["role"]
             problems[True] = ValueError(
                 f"{name}: the chat_template does not write all that turn {i} of role {role!r} says "

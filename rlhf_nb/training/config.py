@@ -127,6 +127,15 @@ class PPOConfig(Objective, CheckedArguments):
     value_warmup_updates: Index = setting(
         0, "First updates that train the value model alone.", Facts("update", critic=True)
     )
+    value_pretrain_rollouts: str | None = setting(
+        None,
+        "Folder of a run that kept its rollouts (save_rollouts): before the first update the value "
+        "model alone is fitted to their rewards to go.",
+        Facts("run", place=True, critic=True, unreplayed=True),
+    )
+    value_pretrain_epochs: Count = setting(
+        4, "Passes over those rollouts.", Facts("run", critic=True, unreplayed=True)
+    )
     num_sample_generations: Index = setting(
         10,
         "How often in the run evaluation prompts are completed and shown. 0: never.",
@@ -405,6 +414,8 @@ def check_config(args: PPOConfig) -> None:
                 f"per_device_train_batch_size x gradient_accumulation_steps = {local} {what} do "
                 f"not divide into it; take a divisor of {local}",
             )
+    if args.value_pretrain_rollouts is not None and not args.vf_coef:
+        refuse(args, "vf_coef", "the value model learns nothing of value_pretrain_rollouts")
     check_estimator(args)
     check_ensemble(args)
     check_level(args)

@@ -26,7 +26,8 @@ from rlhf_nb.base.loading import pretrained_tokenizer
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.packing import on_tokens
 from rlhf_nb.rollout import SIGNALS, Rollout, token_texts
-from rlhf_nb.ui.run_files import Updates, rollout_files
+from rlhf_nb.training.saving import rollout_files
+from rlhf_nb.ui.run_files import Updates
 
 Row = dict[str, Any]  # an episode, by the names of a file's columns or of a rollout
 
