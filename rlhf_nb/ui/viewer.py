@@ -19,8 +19,8 @@ from rlhf_nb.training.saving import rollout_files
 from rlhf_nb.ui.chart import curve_strip
 from rlhf_nb.ui.episodes import (
     Shown,
-    episode_facts,
     bracketed,
+    episode_facts,
     episode_tokens,
     notes_of,
     prompt_lines,
