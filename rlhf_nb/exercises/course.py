@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-WORDS, LINES = 200, 20  # that are read in a minute
+WORDS, LINES, CELLS = 200, 20, 100  # that are read in a minute; cells of printed tables
+PICTURE, FORMULA, PREDICT = 0.5, 1, 2  # minutes for each
 EXERCISE = re.compile(r"^\*\*Exercise\*\* · (easy|medium|hard) · (\d+) minutes · (\S.*)", re.M)
 
 
@@ -24,6 +25,8 @@ PATH = {  # the parts of the path, and the numbers of their pages, in the order 
     "did it work?": ("14",),
 }
 MORE = re.compile(r"## More\b")  # what is below this heading of a page is beside the path
+# Of each page of the path in order: running all of it, without Colab's first cell, on one thread
+SECONDS = (0,) * 12
 
 
 class Page(NamedTuple):
@@ -32,14 +35,9 @@ class Page(NamedTuple):
     name: str  # 10_gae
     title: str
     promise: str  # the line below the title
-    reading: float
+    reading: float  # and to look and think
     exercises: int
     more: float  # to read and to work through
-
-    @property
-    def minutes(self) -> float:
-        "To read and to work through what is above `## More`."
-        return self.reading + self.exercises
 
 
 def source_of(page: dict[str, Any], kind: str) -> list[str]:
@@ -65,6 +63,17 @@ def reading_minutes(page: dict[str, Any]) -> float:
     return words / WORDS + sum(bool(x) and not x.startswith("#|") for x in lines) / LINES
 
 
+def thinking_minutes(page: dict[str, Any]) -> float:
+    "What words and lines leave out: kept pictures, cells of kept tables, formulas, each *Predict*."
+    kept = [o.get("data", {}) for c in page["cells"] for o in c.get("outputs", [])]
+    drawn = ("".join(x.get("image/svg+xml", "png" * ("image/png" in x))) for x in kept)
+    pictures = sum(bool(x) and "The RLHF-PPO loop:" not in x for x in drawn)
+    cells = sum("".join(x.get("text/html", "")).count("<td") for x in kept)
+    text = "".join(source_of(page, "markdown"))
+    formulas, predicts = text.count("$$") / 2, text.count("*Predict.*")
+    return pictures * PICTURE + cells / CELLS + formulas * FORMULA + predicts * PREDICT
+
+
 def exercise_minutes(page: dict[str, Any]) -> int:
     "The sum of what the exercises of a notebook announce: `**Exercise** · easy · 5 minutes · why`."
     per_cell = (EXERCISE.findall(text) for text in source_of(page, "markdown"))
@@ -81,9 +90,9 @@ def course_pages(
         title, _, promise = source_of(page, "markdown")[0].partition("\n")
         title, promise = title.removeprefix("# "), promise.strip().removeprefix("> ")
         above, more = at_more(page)
-        minutes = reading_minutes(above), exercise_minutes(above)
-        beside = reading_minutes(more) + exercise_minutes(more)
-        pages.append(Page(path.stem, title, promise.partition("\n")[0], *minutes, beside))
+        reading, beside = (reading_minutes(x) + thinking_minutes(x) for x in (above, more))
+        doing, beside = exercise_minutes(above), beside + exercise_minutes(more)
+        pages.append(Page(path.stem, title, promise.partition("\n")[0], reading, doing, beside))
     if not pages:
         raise FileNotFoundError(f"{folder} has no pages of the course: give the folder nbs/course.")
     return pages
@@ -99,7 +108,7 @@ def path_pages(
 
 
 def _link_to(page: Page) -> str:
-    return f"[{page.name[:2]} {page.title}]({page.name}.ipynb)"
+    return f"[{page.title}]({page.name}.ipynb)"
 
 
 def path_table(
@@ -109,15 +118,15 @@ def path_table(
     parts = {numbers[0]: part for part, numbers in PATH.items()}
     pages = path_pages(folder)
     lines = [
-        f"| {parts.get(p.name[:2], '')} | {_link_to(p)} | {p.promise} |"
-        f" {p.reading:.0f} | {p.exercises or '–'} | {p.more:.0f} |"
-        for p in pages
+        f"| {i} | {parts.get(p.name[:2], '')} | {_link_to(p)} | {p.promise} |"
+        f" {p.reading:.0f} | {p.exercises or '–'} | {p.more:.0f} | {seconds} |"
+        for i, (p, seconds) in enumerate(zip(pages, SECONDS), 1)
     ]
     reading, exercises, more = (sum(x) for x in list(zip(*pages))[3:])
-    both = f"| **{reading + exercises:.0f} minutes in all** | | |"
-    total = f"{both} **{reading:.0f}** | **{exercises}** | {more:.0f} |"
-    head = "| part | page | what it does | to read | exercises | more |"
-    return "\n".join([head, "|---|---|---|---|---|---|", *lines, total])
+    both = f"| | **{reading + exercises:.0f} minutes in all** | | |"
+    total = f"{both} **{reading:.0f}** | **{exercises}** | {more:.0f} | {sum(SECONDS)} |"
+    head = "| | part | page | what it does | to read | exercises | more | seconds to run |"
+    return "\n".join([head, "|---|---|---|---|---|---|---|---|", *lines, total])
 
 
 def beside_table(
@@ -126,7 +135,7 @@ def beside_table(
     "The pages beside the path in Markdown, with their minutes."
     path = path_pages(folder)
     lines = [
-        f"| {_link_to(p)} | {p.promise} | {p.minutes + p.more:.0f} |"
+        f"| {_link_to(p)} | {p.promise} | {p.reading + p.exercises + p.more:.0f} |"
         for p in course_pages(folder)
         if p not in path
     ]
