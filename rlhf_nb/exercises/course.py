@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 WORDS, LINES, CELLS = 200, 20, 100  # that are read in a minute; cells of printed tables
-PICTURE, FORMULA, PREDICT = 0.5, 1, 2  # minutes for each
+PICTURE, FORMULA, PREDICT = 0.5, 1, 1.5  # minutes for each
 EXERCISE = re.compile(r"^\*\*Exercise\*\* · (easy|medium|hard) · (\d+) minutes · (\S.*)", re.M)
 
 
@@ -56,10 +56,11 @@ def at_more(
 
 
 def reading_minutes(page: dict[str, Any]) -> float:
-    """Words / 200 + lines of code / 20, over all cells of a notebook, folded ones too. Blank lines
-    and directives (`#| export`) are not counted."""
+    """Words / 200 + lines of code / 20, over all cells of a notebook, folded ones too. Blank lines,
+    directives (`#| export`) and Colab's first cell are not counted."""
     words = sum(len(text.split()) for text in source_of(page, "markdown"))
-    lines = [line.strip() for code in source_of(page, "code") for line in code.splitlines()]
+    codes = (code for code in source_of(page, "code") if "google.colab" not in code)
+    lines = [line.strip() for code in codes for line in code.splitlines()]
     return words / WORDS + sum(bool(x) and not x.startswith("#|") for x in lines) / LINES
 
 
