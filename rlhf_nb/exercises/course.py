@@ -8,13 +8,11 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-WORDS, LINES, CELLS = 200, 20, 100  # that are read in a minute; cells of printed tables
-PICTURE, FORMULA, PREDICT = 0.5, 1, 1.5  # minutes for each
+# Words, lines and cells of printed tables that are read in a minute; minutes for each of the others
+WORDS, LINES, CELLS, PICTURE, FORMULA, PREDICT = 200, 20, 100, 0.5, 1, 1.5
 EXERCISE = re.compile(r"^\*\*Exercise\*\* · (easy|medium|hard) · (\d+) minutes · (\S.*)", re.M)
-
-
 PATH = {  # the parts of the path, and the numbers of their pages, in the order of reading
-    "why, and the map": ("00",),
+    "a tour": ("00",),
     "policy gradients": ("01",),
     "shapes": ("02", "04", "05"),
     "the reward model": ("06",),
@@ -25,7 +23,7 @@ PATH = {  # the parts of the path, and the numbers of their pages, in the order 
     "did it work?": ("14",),
 }
 MORE = re.compile(r"## More\b")  # what is below this heading of a page is beside the path
-# Of each page of the path in order: running all of it, without Colab's first cell, on one thread
+# To run each page of the path, in order: of a processor, on one thread
 SECONDS = (0,) * 12
 
 
@@ -77,8 +75,8 @@ def thinking_minutes(page: dict[str, Any]) -> float:
 
 def exercise_minutes(page: dict[str, Any]) -> int:
     "The sum of what the exercises of a notebook announce: `**Exercise** · easy · 5 minutes · why`."
-    per_cell = (EXERCISE.findall(text) for text in source_of(page, "markdown"))
-    return sum(int(minutes) for exercises in per_cell for _, minutes, _ in exercises)
+    text = "\n\n".join(source_of(page, "markdown"))
+    return sum(int(minutes) for _, minutes, _ in EXERCISE.findall(text))
 
 
 def course_pages(
@@ -99,22 +97,17 @@ def course_pages(
     return pages
 
 
-def path_pages(
-    folder: str | Path,  # as for `course_pages`
-) -> list[Page]:
+def path_pages(folder: str | Path) -> list[Page]:
     "The pages of the path, in the order of reading."
-    order = [number for numbers in PATH.values() for number in numbers]
     pages = {page.name[:2]: page for page in course_pages(folder)}
-    return [pages[number] for number in order if number in pages]
+    return [pages[x] for numbers in PATH.values() for x in numbers if x in pages]
 
 
 def _link_to(page: Page) -> str:
-    return f"[{page.title}]({page.name}.ipynb)"
+    return f"[{page.name[:2]} {page.title}]({page.name}.ipynb)"
 
 
-def path_table(
-    folder: str | Path,  # as for `course_pages`
-) -> str:
+def path_table(folder: str | Path) -> str:
     "The path in Markdown: a line for each page with its minutes, and their sums."
     parts = {numbers[0]: part for part, numbers in PATH.items()}
     pages = path_pages(folder)
@@ -126,13 +119,11 @@ def path_table(
     reading, exercises, more = (sum(x) for x in list(zip(*pages))[3:])
     both = f"| | **{reading + exercises:.0f} minutes in all** | | |"
     total = f"{both} **{reading:.0f}** | **{exercises}** | {more:.0f} | {sum(SECONDS)} |"
-    head = "| | part | page | what it does | to read | exercises | more | seconds to run |"
+    head = "| step | part | page | what it does | to read | exercises | more | seconds to run |"
     return "\n".join([head, "|---|---|---|---|---|---|---|---|", *lines, total])
 
 
-def beside_table(
-    folder: str | Path,  # as for `course_pages`
-) -> str:
+def beside_table(folder: str | Path) -> str:
     "The pages beside the path in Markdown, with their minutes."
     path = path_pages(folder)
     lines = [
