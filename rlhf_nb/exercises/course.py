@@ -67,7 +67,7 @@ def thinking_minutes(page: dict[str, Any]) -> float:
     kept = [o.get("data", {}) for c in page["cells"] for o in c.get("outputs", [])]
     drawn = ("".join(x.get("image/svg+xml", "png" * ("image/png" in x))) for x in kept)
     pictures = sum(bool(x) and "The RLHF-PPO loop:" not in x for x in drawn)
-    cells = sum("".join(x.get("text/html", "")).count("<td") for x in kept)
+    cells = sum("".join(x.get("text/html", "")).count("/td") for x in kept)
     text = "".join(source_of(page, "markdown"))
     formulas, predicts = text.count("$$") / 2, text.count("*Predict.*")
     return pictures * PICTURE + cells / CELLS + formulas * FORMULA + predicts * PREDICT
