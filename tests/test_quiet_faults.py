@@ -275,7 +275,7 @@ def test_a_judge_of_another_tokenizer_is_refused(ppo, letters, tmp_path):
 # ---- Runs that do nothing ----
 
 
-# catches: a run that ends well and has learnt nothing, or goes on without what was asked for
+# catches: a run that ends well and has learned nothing, or goes on without what was asked for
 @pytest.mark.parametrize(
     "settings, complaint",
     [

@@ -245,7 +245,7 @@ def movement(trainer: PPOTrainer, r: Rollout) -> dict[str, float]:
 def update_again(
     source: Source,
     changes: Mapping[str, Any],  # settings of it that change
-) -> tuple[PPOTrainer, Rollout, dict[str, float]]:  # after the update; what it learnt from
+) -> tuple[PPOTrainer, Rollout, dict[str, float]]:  # after the update; what it learned from
     "The update with some settings. Raises FloatingPointError where it diverges."
     quiet, threads = no_bars(quiet=True), threads_of(source.checkpoint)
     with quiet, threads, random_state_kept(), tempfile.TemporaryDirectory() as folder:

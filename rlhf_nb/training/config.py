@@ -52,7 +52,7 @@ class CheckedArguments(TrainingArguments):
     def __post_init__(self) -> None:
         check_fields(self)
         if self.learning_rate == 0:
-            logger.warning_once("learning_rate is 0: nothing will be learnt.")
+            logger.warning_once("learning_rate is 0: nothing will be learned.")
         super().__post_init__()
         if self.lr_scheduler_type in BY_METRIC:  # they are for a loss, unless told
             given: Any = self.lr_scheduler_kwargs or {}
@@ -361,7 +361,7 @@ class PPOConfig(Objective, CheckedArguments):
         if self.batch_size * self.response_length == 1:
             raise ValueError(
                 "an update is one token: its advantage less its own mean is 0, and nothing would "
-                "be learnt. Raise response_length or per_device_train_batch_size."
+                "be learned. Raise response_length or per_device_train_batch_size."
             )
 
     def updates_for(self, episodes: int, prompts: int | None) -> int:

@@ -433,7 +433,7 @@ def rollout_from(
     info: dict[str, Any] = dict(update=update, unit=unit, notes=notes)
     if masked.any():
         info["masked"] = masked.tolist()
-        notes.append("Grey tokens are masked: nothing is learnt from them, and their KL is 0.")
+        notes.append("Grey tokens are masked: nothing is learned from them, and their KL is 0.")
         made["kl"] = None if made["kl"] is None else made["kl"].masked_fill(masked, 0.0)
     absent = [name for name, x in made.items() if x is None and name != "raw_scores"]
     notes.append(f"Not in this file: {', '.join(absent)}." if absent else "Nothing is missing.")
