@@ -110,7 +110,7 @@ def marked_row(
         start = max(start, len(prompt_text(row["prompt"], tokenizer, **settings)))
         marked = marked._replace(answers=[(start, end), *others])
     if not marked.answers:
-        raise ValueError("no turn of it is the assistant's: drop it.")
+        raise ValueError("no turn of it is the assistant's: call its role 'assistant', or drop it.")
     return marked
 
 # %% ../nbs/reference/37_sft.ipynb #cb4da106
