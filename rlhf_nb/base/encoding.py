@@ -113,9 +113,8 @@ def split_blocks(turns: Any) -> list[dict[str, Any]]:
 def lost_turn(
     turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **settings: Any
 ) -> int | None:
-    """The first turn of which the template leaves out a text or a call, or thoughts behind the last
-    turn of the user. Each is exchanged for a mark of its own: where that is written, so is any
-    other."""
+    """The first turn of which the template leaves out a text, a call, or thoughts behind the user's
+    last turn. Each is exchanged for a mark of its own: where that is written, so is any other."""
     numbers, said, marked = count(0xF0000), list[tuple[str, str, int]](), list[dict[str, Any]]()
     asked = max((i for i, turn in enumerate(turns) if turn["role"] == "user"), default=-1)
 
@@ -344,29 +343,21 @@ def answers_in(
     if (marked := generation_spans(turns, tokenizer, **settings)) is not None:
         of_prompt = generation_spans(turns[:first], tokenizer, **settings) if first else None
         return text, marked[len(of_prompt or []) :]
-
-    def place(i: int) -> tuple[int, int] | None:
-        return place_of(i, turns, text, tokenizer, **settings)
-
+    place = lambda i: place_of(i, turns, text, tokenizer, **settings)
     roles = [turn["role"] for turn in turns]
     answers = [i for i in range(first, len(turns)) if roles[i] == "assistant"]
     places = {i: where for i in answers if (where := place(i)) is not None}
     if not places:
         return text, []
     upto = max(places) + 1
-    if upto == len(turns):
-        last = trim_tail(text[places[upto - 1][1] :])
-    else:
+    last = trim_tail(text[places[upto - 1][1] :])
+    if upto < len(turns):
         last = last_mark(turns[:upto], tokenizer, **settings)
     opens = dict(settings, add_generation_prompt=True)
     given = {i: write_turns(turns[:i], tokenizer, **opens) for i in places if i}
     begins = {i: len(before) for i, before in given.items() if text.startswith(before)}
-
-    def opening_mark(i: int) -> str:
-        "What the template writes to open an answer."
-        before = given.get(i, "")
-        return before and before[overlap(write_turns(turns[:i], tokenizer, **settings), before) :]
-
+    bare = lambda i: write_turns(turns[:i], tokenizer, **settings)
+    opening_mark = lambda i: given[i][overlap(bare(i), given[i]) :] if i in given else ""
     opening, lead = "", ""  # of an answer, and the space behind it
     if given and len(begins) < len(places):
         i = [*given][-1]
@@ -375,8 +366,7 @@ def answers_in(
 
     spans: list[tuple[int, int]] = []
     for i, (start, end) in places.items():
-        since = overlap(given.get(i, ""), text) - len(opening)  # behind what was said before
-        since = max(since, *(span[1] for span in spans[-1:]), 0)
+        since = max(0, overlap(given.get(i, ""), text) - len(opening), *(x for _, x in spans[-1:]))
         at = text.rfind(opening, since, start) if opening else -1
         if i in begins:
             start = begins[i]
@@ -385,21 +375,19 @@ def answers_in(
         elif lead.isspace() and text.endswith(lead, 0, start):
             start -= len(lead)
         length: int | None = len(last)
-        if not text.startswith(last or " ", end) and i + 1 < len(turns):
-            following, earlier = place(i + 1), place(roles.index(roles[i + 1]))
-            between = text[end : following[0] if following else None]
+        unlike = i + 1 < len(turns) and not text.startswith(last or " ", end)
+        after = place(i + 1) if unlike or (turns[i + 1 :] and turns[i].get("tool_calls")) else None
+        if unlike:
+            earlier = place(roles.index(roles[i + 1]))
             header = text[: earlier[0]] if earlier and earlier[0] < start else ""
+            between = text[end : after[0] if after else None]
             length = end_mark(between, last, header, tokenizer, opening_mark(i))
-        follows = f"something else behind turn {i} ({text[end : end + 30]!r})"
-        calls = length is not None and turns[i].get("tool_calls") and i + 1 < len(turns)
-        after = place(i + 1) if calls else None
-        if length is not None and after and start <= after[0] < end + length:
-            length, follows = None, f"turn {i + 1} inside turn {i}"
-        if length is None:
+        if length is None or (after and start <= after[0] < end):
             raise ValueError(
-                f"the chat_template writes {last!r} behind the last answer and {follows}, so that "
-                "its end cannot be told: put "
-                "{% generation %} and {% endgeneration %} around what the assistant says."
+                f"the chat_template writes {last!r} behind the last answer and something else "
+                f"behind turn {i} ({text[end : end + 30]!r}), or turn {i + 1} inside it, so that "
+                "its end cannot be told: put {% generation %} and {% endgeneration %} around what "
+                "the assistant says."
             )
         spans.append((start, end + length))
     return text, spans
