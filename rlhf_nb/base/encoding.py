@@ -113,10 +113,10 @@ def split_blocks(turns: Any) -> list[dict[str, Any]]:
 def lost_turn(
     turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **settings: Any
 ) -> int | None:
-    """The first turn of which the template leaves out a text, a call, or thoughts behind the user's
-    last turn. Each is exchanged for a mark of its own: where that is written, so is any other."""
+    """The first turn of which the template leaves out a text, a call, or the thoughts of an answer
+    that is the last. Each is exchanged for a mark of its own: where that is, any other is."""
     numbers, said, marked = count(0xF0000), list[tuple[str, str, int]](), list[dict[str, Any]]()
-    asked = max((i for i, turn in enumerate(turns) if turn["role"] == "user"), default=-1)
+    last = max((i for i, turn in enumerate(turns) if turn["role"] != "tool"), default=0)
 
     def mark(x: Any, shape: Callable[[int], str] = chr) -> Any:
         if isinstance(x, Mapping) and isinstance(x.get("text"), str):
@@ -130,7 +130,7 @@ def lost_turn(
         x, calls = turn.get("content"), turn.get("tool_calls")
         new = dict(content=[*map(mark, x)] if isinstance(x, list) else mark(x))
         new["tool_calls"] = change_calls(calls, "name", lambda x: mark(x, "call_{}_x".format))
-        thoughts = [k for k in THOUGHTS if turn.get(k) and len(marked) > asked]
+        thoughts = [k for k in THOUGHTS if turn.get(k) and len(marked) == last]
         new |= dict.fromkeys(thoughts, mark(turn[thoughts[0]]) if thoughts else "")
         marked.append({**turn, **{k: x for k, x in new.items() if k in turn}})
     try:
