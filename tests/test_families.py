@@ -312,7 +312,8 @@ PAIRS |= {(DRAW.choice(OURS), DRAW.choice([*ADAPTERS])): 0 for _ in range(30)}
 def logits(model: nn.Module) -> Tensor:
     ids = torch.arange(2, 12)[None]  # an adapter may put others in front
     with torch.no_grad():
-        return model.eval()(input_ids=ids, attention_mask=ids * 0 + 1).logits[0, -10:].float()
+        found = model.eval()(input_ids=ids, attention_mask=ids * 0 + 1, use_cache=False)
+    return found.logits[0, -10:].float()
 
 
 # catches: a folder that transformers and peft load as another model than the one that was trained,
