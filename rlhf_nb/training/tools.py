@@ -96,7 +96,7 @@ class ToolEnvironment:
         if isinstance(prompt, str):
             return
         name, mark = [*self.named][-1], "Uvwx"  # stands for an argument; no template has it
-        call = dict(type="function", function=dict(name=name, arguments=dict(x=mark)))
+        call = dict(id="0" * 9, type="function", function=dict(name=name, arguments=dict(x=mark)))
         called = [*prompt, dict(role="assistant", content="", tool_calls=[call])]
         text = render(called, tokenizer, "a conversation with a call", **settings)
         calls = [x for x in CALL.findall(text) if mark in x]
