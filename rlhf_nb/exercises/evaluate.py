@@ -27,9 +27,9 @@ def _best_of_n_cases(g: Generator) -> list[Case]:
 
     few, many = two(g, [1, 3, 4])
     return [
-        dict(scores=[1.0, 5.0, 2.0], n=2),
+        dict(scores=[10.0, 50.0, 20.0], n=2),
         dict(scores=[0.3, -1.0, 4.0, 2.5, 0.0], n=3),
-        dict(scores=[2.0, 7.0, 1.0, 3.0], n=1),
+        dict(scores=[-20.0, -70.0, -10.0, -30.0], n=1),
         case(one(g, 5, 7), 2),
         case(one(g, 5, 7), few),
         case(one(g, 5, 7), many),

@@ -23,8 +23,10 @@ def my_k3(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
 
 def _k3_cases(g: Generator) -> list[Case]:
     def case(mask: Tensor, dirt: float) -> Case:
-        logprobs = dirty(uniform(g, -3, -0.1, *mask.shape), mask, dirt)
-        ref_logprobs = dirty(uniform(g, -3, -0.1, *mask.shape), mask, -1.0)
+        logprobs, ref_logprobs = uniform(g, -3, -0.1, 2, *mask.shape)
+        logprobs[0, 0] -= 13.0  # far from the reference, on both sides
+        ref_logprobs[0, 1] -= 13.0
+        logprobs, ref_logprobs = dirty(logprobs, mask, dirt), dirty(ref_logprobs, mask, -1.0)
         return dict(logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
 
     return [

@@ -26,9 +26,13 @@ def my_policy_loss(
     return loss.sum()
 
 
+ONE, FAR = torch.ones(1, 1, dtype=torch.bool), (12.0, -12.0)
+
+
 def _policy_cases(g: Generator) -> list[Case]:
     def case(ratio: Tensor, advantages: Tensor, mask: Tensor, dirt: float, clip: float) -> Case:
-        old = dirty(uniform(g, -3, -0.2, *mask.shape), mask, dirt)
+        old = uniform(g, -3, -0.2, *mask.shape) - ratio.log().clamp(min=0)
+        old = dirty(old, mask, dirt)
         new, advantages = dirty(old + ratio.log(), mask, dirt), dirty(advantages, mask, 7.0)
         given = dict(logprobs=new, old_logprobs=old, advantages=advantages, mask=mask)
         return given | dict(cliprange=clip)
@@ -46,6 +50,8 @@ def _policy_cases(g: Generator) -> list[Case]:
         draw_case(draw_lengths(3, width=3), 0.0, 0.3),
         # both edges count
         case(both, signs, draw_lengths(4, 2, width=4), 0.0, pick(g, [0.3, 0.4])),
+        # ratios that are very large or small, where they count
+        *[case(torch.tensor([[x]]).exp(), torch.tensor([[-2.5 * x]]), ONE, 0.0, 0.2) for x in FAR],
     ]
 
 
@@ -130,7 +136,7 @@ def _value_cases(g: Generator) -> list[Case]:
         moved, returns = normal(g, *mask.shape, scale=0.7), normal(g, *mask.shape, scale=1.5)
         return case(old + moved, old, returns, mask, dirt, cliprange)
 
-    ends, still = torch.tensor([[1.0, -1.0]]), torch.zeros(1, 2)
+    moved = torch.tensor([[23.0, -23.0, 17.0, -17.0, 23.0, -23.0]])
     return [
         case(
             torch.tensor([[1.0, -1.0, 0.6, -0.4], [0.1, 0.0, 0.0, 0.0]]),
@@ -143,8 +149,15 @@ def _value_cases(g: Generator) -> list[Case]:
         draw_case(draw_lengths(4, 3, 0, width=4), 3.0, pick(g, [0.1, 0.15])),
         draw_case(ragged_mask(g, 3, 4), math.inf, pick(g, [0.3, 0.4, 0.5])),
         draw_case(draw_lengths(3, width=3), 0.0, 0.3),
-        # both edges count, whatever was drawn above
-        case(ends, still, 2 * ends, draw_lengths(2, width=2), 0.0, pick(g, [0.3, 0.4])),
+        # both edges count on both sides of 0, whatever was drawn above
+        case(
+            moved,
+            20 * moved.sign(),
+            torch.tensor([[40.0, -40.0, 5.0, -5.0, -40.0, 40.0]]),
+            draw_lengths(6, width=6),
+            0.0,
+            pick(g, [0.3, 0.4]),
+        ),
     ]
 
 

@@ -25,7 +25,9 @@ def _rloo_cases(g: Generator) -> list[Case]:
         rewards = normal(g, count) + shift
         return dict(logprobs=uniform(g, -4, -0.1, count), rewards=rewards)
 
-    return [case(3, 0.0), case(2, 1.0), case(one(g, 4, 6), 5.0)]
+    wide = dict(logprobs=torch.tensor([-14.0, -0.5]), rewards=uniform(g, 15, 30, 2))
+    wide["rewards"][1] *= -1
+    return [case(3, 0.0), case(2, 1.0), case(one(g, 4, 6), -5.0), wide]
 
 
 RLOO_LOSS = Exercise(
@@ -75,7 +77,7 @@ def my_surrogate(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> 
 
 def _surrogate_cases(g: Generator) -> list[Case]:
     def case(change: Tensor, advantages: Tensor) -> Case:
-        old = uniform(g, -3, -0.8, len(change))
+        old = uniform(g, -3, -0.8, len(change)) - change.clamp(min=0)
         return dict(logprobs=old + change, old_logprobs=old, advantages=advantages)
 
     def draw_case(count: int, scale: float) -> Case:
@@ -83,7 +85,8 @@ def _surrogate_cases(g: Generator) -> list[Case]:
 
     # One sample became much likelier and was a good one: clipping would change it, in every draw.
     clipped = case(uniform(g, 0.3, 0.8, 1), uniform(g, 0.4, 1.4, 1))
-    return [draw_case(3, 0.6), draw_case(one(g, 4, 6), 0.4), clipped, draw_case(2, 0.0)]
+    wide = [case(torch.tensor([x]), torch.tensor([-25.0])) for x in (12.0, -12.0)]
+    return [draw_case(3, 0.6), draw_case(one(g, 4, 6), 0.4), clipped, draw_case(2, 0.0), *wide]
 
 
 SURROGATE = Exercise(

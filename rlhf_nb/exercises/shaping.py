@@ -24,8 +24,10 @@ def my_shaping(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tens
 
 def _shaping_cases(g: Generator) -> list[Case]:
     def case(mask: Tensor, dirt: float, kl_coef: float) -> Case:
-        kl = dirty(normal(g, *mask.shape), mask, dirt)
-        scores = uniform(g, 1, 4, len(mask)) * torch.tensor([1.0, -1.0, 1.0])[: len(mask)]
+        kl = normal(g, *mask.shape)
+        kl[:2, 0] = torch.tensor([60.0, -60.0])
+        kl = dirty(kl, mask, dirt)
+        scores = uniform(g, 11, 40, len(mask)) * torch.tensor([1.0, -1.0, 1.0])[: len(mask)]
         return dict(scores=scores, kl=kl, mask=mask, kl_coef=kl_coef)
 
     return [

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import dirty, normal, one, pick
+from rlhf_nb.exercises.draw import dirty, far, normal, one, pick
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -117,11 +117,13 @@ def _turn_gae_cases(g: Generator) -> list[Case]:
         for b, turns in enumerate(episodes):
             numbers = [k for k, sizes in enumerate(turns) for _ in range(sum(sizes))]
             turn[b, : len(numbers)] = torch.tensor(numbers, dtype=torch.long)
-        rewards, values = (dirty(normal(g, *chosen.shape), chosen, x) for x in (dirt, 1 - dirt))
+        rewards, values = normal(g, 2, *chosen.shape)
+        rewards, values = far(rewards), 2 * far(values)
+        rewards, values = dirty(rewards, chosen, dirt), dirty(values, chosen, 1 - dirt)
         return dict(rewards=rewards, values=values, chosen=chosen, turn=turn, gamma=gamma, lam=lam)
 
     return [
-        case([[(2, 1), (1, 2), (2, 0)], [(2, 0)]], 0, 7.0, 0.9, 0.5),
+        case([[(2, 0)], [(2, 1), (1, 2), (2, 0)]], 0, 7.0, 0.9, 0.5),
         case([_turns(g, 3), [], _turns(g, 2)], 1, math.nan, pick(g, [0.5, 0.7]), 0.95),
         case([_turns(g, 4), [(3, 1), (2, 2)]], 2, 2.0, 0.8, pick(g, [0.3, 0.6, 0.9])),
     ]
