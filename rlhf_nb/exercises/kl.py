@@ -67,6 +67,13 @@ K3 = Exercise(
         "x itself.": f"{WHERE} → {BARE}; {EXPM1} → torch.where(mask, torch.expm1(-x) + x, 0.0)",
         "Return one number per token, not a mean: "
         "the caller decides how to average.": "(torch.expm1(-x) + x).mean()",
+        **{
+            f"You clamp the log-ratio at {c}, so a token far from the reference costs too little "
+            "and has no gradient.": f"{WHERE} → {WHERE}.clamp(-{c}, {c})"
+            for c in (5, 10)
+        },
+        "You clamp the result at 10: beyond it k3 goes on rising, and a clamp has no "
+        "gradient.": f"({EXPM1}).clamp(max=10)",
     },
     grads=("logprobs",),
 )
@@ -94,8 +101,10 @@ def _kl_gradient_cases(g: Generator) -> list[Case]:
         return case(normal(g, size + 1, size), normal(g, size + 1, size), length)
 
     tree = torch.tensor([[0.0, 0.0], [2.0, -2.0], [0.0, 0.0]])  # of the page
+    high = torch.tensor([[12.5, 12.0], [-12.0, -12.5], [0.5, 0.0]])
     return [
         case(tree, torch.zeros(3, 2), 2),
+        case(high, torch.tensor([[30.0, -30.0]] * 3), 2),
         draw_case(2, 1),
         draw_case(one(g, 3, 5), 3),
         draw_case(3, one(g, 4, 6)),

@@ -65,6 +65,7 @@ RLOO_LOSS = Exercise(
         "Remove the detach.": "advantages * logprobs → advantages * logprobs.detach()",
     },
     grads=("logprobs",),
+    valued=False,
 )
 
 # ---- Samples of an older policy ----
