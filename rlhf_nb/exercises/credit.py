@@ -107,8 +107,8 @@ STEP_REWARDS = Exercise(
         "nothing.": f"{RIGHT} → sum(facts.get(s) == now.get(s) for s in VALUES)",
         "You compare None with None: a slot that facts does not have earns nothing the first "
         "time, and not -1.": (
-            "        now[slot] →         old, known = now.get(slot), facts.get(slot)\n        now[slot]; "
-            f"{PAID} → float(known == value) - float(known == old)"
+            "now[slot] = value → old, now[slot] = now.get(slot), value; "
+            f"{PAID} → float(facts.get(slot) == value) - float(facts.get(slot) == old)"
         ),
         "The sign is wrong: what the text is worth now, "
         "less what it was worth before.": f"{PAID} → float(before - points)",

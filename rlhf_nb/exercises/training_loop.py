@@ -26,16 +26,17 @@ WORDS = 5  # tokens of the world
 
 
 class Policy(nn.Module):
-    "A causal language model whose next token depends on the last one alone."
+    """A causal language model whose next token depends on the last one alone. Its weights are a
+    tenth of the logits, so that a gradient is large enough for a clip of its norm to show."""
 
     def __init__(self, table: Any) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.tensor(table))
+        self.table = nn.Parameter(torch.tensor(table) / 10)
         self.calls = 0
 
     def forward(self, input_ids: Tensor) -> SimpleNamespace:
         self.calls += 1
-        return SimpleNamespace(logits=self.table[input_ids])
+        return SimpleNamespace(logits=10 * self.table[input_ids])
 
 
 class Body(nn.Module):
@@ -68,7 +69,8 @@ class Steps(torch.optim.SGD):
     def __init__(self, policy: Policy, value: Value, lr: float) -> None:
         self.noted: list[tuple[Tensor, Tensor]] = []
         self.tables = policy.table, value.base_model.table
-        super().__init__(self.tables, lr)
+        each = zip(self.tables, (lr / 100, lr))
+        super().__init__([{"params": [table], "lr": rate} for table, rate in each], lr)
 
     def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)
@@ -234,9 +236,9 @@ def combine_mistakes() -> list[tuple[tuple[str, ...], Callable]]:
 
 
 def _update_cases(g: Generator) -> list[Case]:
-    "Two worlds in which every end of both clips matters: others are drawn again."
+    "Worlds in which every end of both clips matters: others are drawn again."
     while True:
-        cases = two_worlds(g)
+        cases = three_worlds(g)
         right = [run_update(my_update, case) for case in cases]
         others = ([run_update(x, case) for case in cases] for x in draw_unclipped())
         if not any(all(map(same, right, results)) for results in others):
@@ -253,34 +255,57 @@ def draw_unclipped() -> list[Callable]:
     return [rewrite(my_update, end) for end in ends]
 
 
-def two_worlds(g: Generator) -> list[Case]:
-    def case(lengths: tuple, stop_id: int, epochs: int, lr: float, kl_coef: float) -> Case:
-        width, policy = max(lengths), normal(g, WORDS, WORDS)
+def three_worlds(g: Generator) -> list[Case]:
+    def case(
+        lengths: tuple, stop_id: int, epochs: int, lr: float, kl_coef: float, scale: float
+    ) -> Case:
+        width, policy, rare = max(lengths), normal(g, WORDS, WORDS), (stop_id - 1) % WORDS
 
         def answers() -> tuple:
-            "Rows that stop at these lengths, then noise; the longest does not stop."
-            ids = (stop_id + integers(g, 1, WORDS - 1, len(lengths), width)) % WORDS
+            """Rows that stop at these lengths, then noise, and where there is room another stop
+            token; the longest does not stop. The rare word is not among them."""
+            ids = (stop_id + integers(g, 1, WORDS - 2, len(lengths), width)) % WORDS
             for i, length in enumerate(lengths):
-                if length < width:
-                    ids[i, length - 1] = stop_id
+                ids[i, length - 1 : width - 1 : 2] = stop_id
             return rows_of(ids)
 
+        # One prompt ends with the rare word, whose value and KL are very far from the others'.
+        prompts = (stop_id + integers(g, 0, WORDS - 2, len(lengths), 2)) % WORDS
+        prompts[1, -1] = rare
+        value, reference = normal(g, WORDS), policy + normal(g, WORDS, WORDS)
+        value[rare] = 40 if scale > 1 else -40
+        (reference if scale > 1 else policy)[rare, rare] += 15
         return dict(
             policy=rows_of(policy),
-            value=rows_of(normal(g, WORDS)),
-            reference=rows_of(policy + normal(g, WORDS, WORDS)),
+            value=rows_of(scale * value),
+            reference=rows_of(reference),
             optimizer=lr,
-            rollout=(rows_of(integers(g, 0, WORDS - 1, len(lengths), 2)), answers(), answers()),
-            score=rows_of(uniform(g, -3, 3, WORDS)),
+            rollout=(rows_of(prompts), answers(), answers()),
+            score=rows_of(scale * uniform(g, -3, 3, WORDS)),
             stop_id=stop_id,
             kl_coef=kl_coef,
             epochs=epochs,
         )
 
     stops, rates, prices = two(g, range(WORDS)), two(g, [11.0, 12.0, 13.0]), two(g, [0.3, 0.4, 0.5])
+    # Token 1 is worse than most, and one step makes it more than 3 times as likely, because token
+    # 0 in the same place is worse still.
+    policy = torch.tensor([-0.3, -1.6, -4.0, -4.0, -4.0]) + normal(g, WORDS, WORDS, scale=0.05)
+    crossed = dict(
+        policy=rows_of(policy),
+        value=rows_of(normal(g, WORDS, scale=0.1)),
+        reference=rows_of(policy + normal(g, WORDS, WORDS, scale=0.1)),
+        optimizer=80.0,
+        rollout=(((3, 0), (4, 0), (3, 0), (4, 1)), *[((0,), (0,), (1,), (2,))] * 2),
+        score=(-3.0, -1.0, 6.0, 0.0, 0.0),
+        stop_id=3,
+        kl_coef=prices[0],
+        epochs=2,
+    )
     return [
-        case((5, 2, 4, 3), stops[0], 4, rates[0], prices[0]),
-        case((4, 1, 5, 3, 6), stops[1], 5, rates[1], prices[1]),
+        case((5, 2, 4, 3), stops[0], 4, rates[0], prices[0], 10.0),
+        case((4, 1, 5, 3, 6), stops[1], 5, rates[1], prices[1], 1.0),
+        crossed,
     ]
 
 
@@ -311,6 +336,8 @@ LAST = "torch.arange(mask.shape[1]) == mask.sum(1, keepdim=True) - 1"
 WORSE = "torch.maximum(-advantages * ratio, -advantages * near)"
 WORSE_VALUE = "torch.maximum((values - returns) ** 2, (close - returns) ** 2)"
 CLEAR = "        optimizer.zero_grad()\n"
+BACKWARD = "        loss.backward()\n"
+K1 = "old_logprobs - ref_logprobs"
 
 
 def _rollout_each_epoch(*given: Any) -> list[float]:
@@ -351,11 +378,24 @@ UPDATE = UpdateExercise(
             "torch.no_grad() → torch.enable_grad(); "
             "loss.backward() → loss.backward(retain_graph=True)"
         ),
+        "No gradient reaches the value model, because the new values are detached: compute them "
+        "with a gradient in each epoch.": (
+            "values = values_of(value, *rows)\n        ratio → "
+            "values = values_of(value, *rows).detach()\n        ratio"
+        ),
+        "The values are one column late: the value of a token is read in the column in front of "
+        "it.": "values_of(value, *rows) → value(torch.cat(rows, 1)).logits[:, len(rows[0][0]) :, 0]",
         # Mask, KL and score
         "What follows the stop token counts as part of the response: "
         "cut it off with a mask.": "ended.cumsum(1) - ended == 0 → torch.ones_like(ended).bool()",
         "The stop token itself is cut off: it was chosen too, "
         "and it carries the score.": "ended.cumsum(1) - ended == 0 → ended.cumsum(1) == 0",
+        "The mask goes on to the last stop token: the first one ends a response.": (
+            "ended.cumsum(1) - ended == 0 → "
+            "(ended.flip(1).cumsum(1).flip(1) > 0) | (ended.sum(1, keepdim=True) == 0)"
+        ),
+        "The KL is k3: the default in the rewards is k1, logprobs - "
+        "ref_logprobs.": f"{K1} → torch.expm1(ref_logprobs - old_logprobs) + {K1}",
         "The reference is never read, so there is no KL to pay for: take its log-probs "
         "from the reference, not from the policy.": "logprobs_of(reference → logprobs_of(policy",
         "The KL is not in the rewards: "
@@ -372,7 +412,20 @@ UPDATE = UpdateExercise(
         "The score is not in the rewards: add it to the last real token.": f" + {PAID} →",
         "Tokens after the stop token are scored too: give the "
         "mask to score.": "score(response_ids, mask) → score(response_ids, torch.ones_like(mask))",
+        **{
+            f"The rewards are whitened{kept}: leave them as they are, and whiten the advantages.": (
+                "    later, after →     rewards = (rewards - rewards[mask].mean()) / "
+                f"rewards[mask].std(){mean}\n    later, after"
+            )
+            for kept, mean in (("", ""), (" around their mean", " + rewards[mask].mean()"))
+        },
         # Advantages and returns
+        "lambda is 1: the default is 0.95.": "0.95 → 1.0",
+        "gamma is 0.99: the default is 1, so that the end of a response counts in full.": (
+            "+ after - → + 0.99 * after -; 0.95 → 0.99 * 0.95"
+        ),
+        "The advantages are clamped to -3 and 3: whitening is all that is done to "
+        "them.": f"{WHITENED} → ({WHITENED}).clamp(-3, 3)",
         "Whitening counts padding: use the mean and the standard deviation "
         "of the real tokens alone, by the mask.": "advantages[mask] → advantages.reshape(-1)",
         "The advantages are not whitened.": f"{WHITENED} → advantages",
@@ -404,8 +457,9 @@ UPDATE = UpdateExercise(
         "The clip of the value loss never acts: clip around the values from before the first step, "
         "and take the larger of the two errors.": f"{WORSE_VALUE} → (values - returns) ** 2",
         "The value loss is not in the loss: add 0.1 times it.": " + 0.1 * value_loss →",
-        "The policy gets no gradient from the policy loss: it belongs in the loss, "
-        "with a minus sign in front of each advantage.": "policy_loss + 0.1 → 0.1",
+        "The policy gets no gradient from the policy loss: it belongs in the loss, with a minus "
+        "sign in front of each advantage, and with log-probs that are computed with a gradient in "
+        "each epoch.": "policy_loss + 0.1 → 0.1",
         "The value loss has the weight 1: multiply it by 0.1.": "0.1 * value → value",
         "The loss is a mean over all columns, padding included: divide its sum by the number "
         "of real tokens.": "[mask].sum() / mask.sum() → .where(mask, torch.zeros(())).mean()",
@@ -417,7 +471,14 @@ UPDATE = UpdateExercise(
             f"{TOTAL} → (((policy_loss + 0.1 * value_loss) * mask).sum(1) / mask.sum(1)).mean()"
         ),
         "Padding counts in the loss: sum over the real tokens.": "[mask].sum() / → .sum() /",
+        "The policy loss is clipped a second time (dual clip, at a ratio of 3): a token that is "
+        "bad and became likely is pulled back in full.": (
+            f"{WORSE} → torch.where(advantages < 0, {WORSE}.minimum(-3 * advantages), {WORSE})"
+        ),
         # The steps
+        "The norm of the gradients is clipped to 1: take each step with the gradients as they "
+        "are.": f"{BACKWARD} → {BACKWARD}        torch.nn.utils.clip_grad_norm_("
+        "[*policy.parameters(), *value.parameters()], 1.0)\n",
         "The gradients of earlier steps are still there: "
         "zero them before each backward pass.": f"{CLEAR} →",
         "No weight moves: you zero the gradients "
