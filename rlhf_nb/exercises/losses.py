@@ -136,7 +136,8 @@ def _value_cases(g: Generator) -> list[Case]:
         moved, returns = normal(g, *mask.shape, scale=0.7), normal(g, *mask.shape, scale=1.5)
         return case(old + moved, old, returns, mask, dirt, cliprange)
 
-    moved = torch.tensor([[23.0, -23.0, 17.0, -17.0, 23.0, -23.0]])
+    far = torch.tensor([[[23.0, 17.0, 23.0]], [[20.0, 20.0, 20.0]], [[40.0, 5.0, -40.0]]])
+    values, old, returns = torch.cat([far, -far], 2)
     return [
         case(
             torch.tensor([[1.0, -1.0, 0.6, -0.4], [0.1, 0.0, 0.0, 0.0]]),
@@ -150,14 +151,7 @@ def _value_cases(g: Generator) -> list[Case]:
         draw_case(ragged_mask(g, 3, 4), math.inf, pick(g, [0.3, 0.4, 0.5])),
         draw_case(draw_lengths(3, width=3), 0.0, 0.3),
         # both edges count on both sides of 0, whatever was drawn above
-        case(
-            moved,
-            20 * moved.sign(),
-            torch.tensor([[40.0, -40.0, 5.0, -5.0, -40.0, 40.0]]),
-            draw_lengths(6, width=6),
-            0.0,
-            pick(g, [0.3, 0.4]),
-        ),
+        case(values, old, returns, draw_lengths(6, width=6), 0.0, pick(g, [0.3, 0.4])),
     ]
 
 

@@ -6,6 +6,7 @@ policy that looks at one token back, a value for each token, and an optimizer wi
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable
 from functools import lru_cache
@@ -27,7 +28,7 @@ WORDS = 5  # tokens of the world
 
 class Policy(nn.Module):
     """A causal language model whose next token depends on the last one alone. Its weights are a
-    tenth of the logits, so that a gradient is large enough for a clip of its norm to show."""
+    tenth of the logits: a gradient is so large that a clip of its norm shows."""
 
     def __init__(self, table: Any) -> None:
         super().__init__()
@@ -235,83 +236,52 @@ def combine_mistakes() -> list[tuple[tuple[str, ...], Callable]]:
     return programs
 
 
-def _update_cases(g: Generator) -> list[Case]:
-    "Worlds in which every end of both clips matters: others are drawn again."
-    while True:
-        cases = three_worlds(g)
-        right = [run_update(my_update, case) for case in cases]
-        others = ([run_update(x, case) for case in cases] for x in draw_unclipped())
-        if not any(all(map(same, right, results)) for results in others):
-            return cases
+_draw_worlds = lru_cache(maxsize=256)(lambda seed: _worlds(Generator().manual_seed(seed)))
 
 
-_draw_worlds = lru_cache(maxsize=256)(lambda seed: _update_cases(Generator().manual_seed(seed)))
+def _worlds(g: Generator) -> list[Case]:
+    def world(*given: Any) -> Case:
+        return dict(zip(inspect.signature(my_update).parameters, map(rows_of, given)))
 
-
-@lru_cache
-def draw_unclipped() -> list[Callable]:
-    "Updates that clip at three ends of four."
-    ends = "0.8 → 0.0", "1.2 → 9.0", "values - 0.2 → values - 9.0", "values + 0.2 → values + 9.0"
-    return [rewrite(my_update, end) for end in ends]
-
-
-def three_worlds(g: Generator) -> list[Case]:
-    def case(
-        lengths: tuple, stop_id: int, epochs: int, lr: float, kl_coef: float, scale: float
+    def draw_world(
+        lengths: tuple, stop: int, epochs: int, lr: float, kl_coef: float, scale: float
     ) -> Case:
-        width, policy, rare = max(lengths), normal(g, WORDS, WORDS), (stop_id - 1) % WORDS
-
-        def answers() -> tuple:
+        def answers() -> Tensor:
             """Rows that stop at these lengths, then noise, and where there is room another stop
             token; the longest does not stop. The rare word is not among them."""
-            ids = (stop_id + integers(g, 1, WORDS - 2, len(lengths), width)) % WORDS
+            ids = (stop + integers(g, 1, WORDS - 2, len(lengths), max(lengths))) % WORDS
             for i, length in enumerate(lengths):
-                ids[i, length - 1 : width - 1 : 2] = stop_id
-            return rows_of(ids)
+                ids[i, length - 1 : max(lengths) - 1 : 2] = stop
+            return ids
 
         # One prompt ends with the rare word, whose value and KL are very far from the others'.
-        prompts = (stop_id + integers(g, 0, WORDS - 2, len(lengths), 2)) % WORDS
-        prompts[1, -1] = rare
-        value, reference = normal(g, WORDS), policy + normal(g, WORDS, WORDS)
-        value[rare] = 40 if scale > 1 else -40
+        policy, value, rare = normal(g, WORDS, WORDS), normal(g, WORDS), (stop - 1) % WORDS
+        prompts = (stop + integers(g, 0, WORDS - 2, len(lengths), 2)) % WORDS
+        reference = policy + normal(g, WORDS, WORDS)
         (reference if scale > 1 else policy)[rare, rare] += 15
-        return dict(
-            policy=rows_of(policy),
-            value=rows_of(scale * value),
-            reference=rows_of(reference),
-            optimizer=lr,
-            rollout=(rows_of(prompts), answers(), answers()),
-            score=rows_of(scale * uniform(g, -3, 3, WORDS)),
-            stop_id=stop_id,
-            kl_coef=kl_coef,
-            epochs=epochs,
-        )
+        prompts[1, -1], value[rare] = rare, 40 if scale > 1 else -40
+        rollout, score = (prompts, answers(), answers()), scale * uniform(g, -3, 3, WORDS)
+        models = policy, scale * value, reference
+        return world(*models, lr, rollout, score, stop, kl_coef, epochs)
 
     stops, rates, prices = two(g, range(WORDS)), two(g, [11.0, 12.0, 13.0]), two(g, [0.3, 0.4, 0.5])
     # Token 1 is worse than most, and one step makes it more than 3 times as likely, because token
     # 0 in the same place is worse still.
     policy = torch.tensor([-0.3, -1.6, -4.0, -4.0, -4.0]) + normal(g, WORDS, WORDS, scale=0.05)
-    crossed = dict(
-        policy=rows_of(policy),
-        value=rows_of(normal(g, WORDS, scale=0.1)),
-        reference=rows_of(policy + normal(g, WORDS, WORDS, scale=0.1)),
-        optimizer=80.0,
-        rollout=(((3, 0), (4, 0), (3, 0), (4, 1)), *[((0,), (0,), (1,), (2,))] * 2),
-        score=(-3.0, -1.0, 6.0, 0.0, 0.0),
-        stop_id=3,
-        kl_coef=prices[0],
-        epochs=2,
-    )
+    models = policy, normal(g, WORDS, scale=0.1), policy + normal(g, WORDS, WORDS, scale=0.1)
+    rollout = ((3, 0), (4, 0), (3, 0), (4, 1)), *[((0,), (0,), (1,), (2,))] * 2
     return [
-        case((5, 2, 4, 3), stops[0], 4, rates[0], prices[0], 10.0),
-        case((4, 1, 5, 3, 6), stops[1], 5, rates[1], prices[1], 1.0),
-        crossed,
+        draw_world((5, 2, 4, 3), stops[0], 4, rates[0], prices[0], 10.0),
+        draw_world((4, 1, 5, 3, 6), stops[1], 5, rates[1], prices[1], 1.0),
+        world(*models, 80.0, rollout, (-3.0, -1.0, 6.0, 0.0, 0.0), 3, prices[0], 2),
     ]
 
 
-def rows_of(x: Tensor) -> Any:
-    "Numbers as tuples in tuples."
-    return tuple(map(rows_of, x)) if x.ndim else round(x.item(), 2)
+def rows_of(x: Any) -> Any:
+    "The numbers of tensors as tuples in tuples."
+    if isinstance(x, tuple) or (isinstance(x, Tensor) and x.ndim):
+        return tuple(map(rows_of, x))
+    return round(x.item(), 2) if isinstance(x, Tensor) else x
 
 
 COMMON = (  # how the commonest mistakes begin
@@ -346,7 +316,7 @@ def _rollout_each_epoch(*given: Any) -> list[float]:
 
 UPDATE = UpdateExercise(
     my_update,
-    _update_cases,
+    _worlds,
     "You wrote PPO: the losses are right, and so is every weight after every step.",
     {
         # What is kept from the rollout
@@ -383,8 +353,9 @@ UPDATE = UpdateExercise(
             "values = values_of(value, *rows)\n        ratio → "
             "values = values_of(value, *rows).detach()\n        ratio"
         ),
-        "The values are one column late: the value of a token is read in the column in front of "
-        "it.": "values_of(value, *rows) → value(torch.cat(rows, 1)).logits[:, len(rows[0][0]) :, 0]",
+        "The values are one column late: read each in the column in front of its token.": (
+            "values_of(value, *rows) → value(torch.cat(rows, 1)).logits[:, rows[0].shape[1] :, 0]"
+        ),
         # Mask, KL and score
         "What follows the stop token counts as part of the response: "
         "cut it off with a mask.": "ended.cumsum(1) - ended == 0 → torch.ones_like(ended).bool()",
