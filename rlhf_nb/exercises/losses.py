@@ -26,7 +26,7 @@ def my_policy_loss(
     return loss.sum()
 
 
-ONE, FAR = torch.ones(1, 1, dtype=torch.bool), (12.0, -12.0)
+FAR = (12.0, -30.0), (-12.0, 30.0), (1.0, 30.0), (-1.0, -30.0)  # log-ratio and advantage
 
 
 def _policy_cases(g: Generator) -> list[Case]:
@@ -42,6 +42,7 @@ def _policy_cases(g: Generator) -> list[Case]:
         return case(ratio, advantages, mask, dirt, cliprange)
 
     both = torch.tensor([[0.5, 1.5, 1.1, 1.7], [0.4, 0.9, 1.0, 1.0]])
+    one = torch.ones(1, 1).bool()
     signs = torch.tensor([[1.0, 2.0, -0.5, -1.5], [-0.8, 0.6, 0.0, 0.0]])
     return [
         case(both, signs, draw_lengths(4, 2, width=4), -1.0, 0.2),
@@ -50,8 +51,8 @@ def _policy_cases(g: Generator) -> list[Case]:
         draw_case(draw_lengths(3, width=3), 0.0, 0.3),
         # both edges count
         case(both, signs, draw_lengths(4, 2, width=4), 0.0, pick(g, [0.3, 0.4])),
-        # ratios that are very large or small, where they count
-        *[case(torch.tensor([[x]]).exp(), torch.tensor([[-2.5 * x]]), ONE, 0.0, 0.2) for x in FAR],
+        # large advantages, with ratios that count though they are very large or small
+        *[case(torch.tensor([[x]]).exp(), torch.tensor([[a]]), one, 0.0, 0.2) for x, a in FAR],
     ]
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import dirty, far, normal, one, pick
+from rlhf_nb.exercises.draw import dirty, normal, one, pick
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -118,7 +118,8 @@ def _turn_gae_cases(g: Generator) -> list[Case]:
             numbers = [k for k, sizes in enumerate(turns) for _ in range(sum(sizes))]
             turn[b, : len(numbers)] = torch.tensor(numbers, dtype=torch.long)
         rewards, values = normal(g, 2, *chosen.shape)
-        rewards, values = far(rewards), 2 * far(values)
+        rewards[0], values[0] = rewards[0] + 20, values[0] - 30
+        rewards[-1], values[-1] = rewards[-1] - 20, values[-1] + 30
         rewards, values = dirty(rewards, chosen, dirt), dirty(values, chosen, 1 - dirt)
         return dict(rewards=rewards, values=values, chosen=chosen, turn=turn, gamma=gamma, lam=lam)
 
