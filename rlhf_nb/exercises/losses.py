@@ -26,6 +26,7 @@ def my_policy_loss(
     return loss.sum()
 
 
+OFF = 0.005  # so that nothing drawn is just on the edge of a clip, where gradients are a choice
 FAR = (12.0, -30.0), (-12.0, 30.0), (1.0, 30.0), (-1.0, -30.0)  # log-ratio and advantage
 
 
@@ -38,7 +39,7 @@ def _policy_cases(g: Generator) -> list[Case]:
         return given | dict(cliprange=clip)
 
     def draw_case(mask: Tensor, dirt: float, cliprange: float) -> Case:
-        ratio, advantages = uniform(g, 0.3, 1.9, *mask.shape), normal(g, *mask.shape)
+        ratio, advantages = OFF + uniform(g, 0.3, 1.9, *mask.shape), normal(g, *mask.shape)
         return case(ratio, advantages, mask, dirt, cliprange)
 
     both = torch.tensor([[0.5, 1.5, 1.1, 1.7], [0.4, 0.9, 1.0, 1.0]])
@@ -135,7 +136,7 @@ def _value_cases(g: Generator) -> list[Case]:
     def draw_case(mask: Tensor, dirt: float, cliprange: float) -> Case:
         old = normal(g, *mask.shape)
         moved, returns = normal(g, *mask.shape, scale=0.7), normal(g, *mask.shape, scale=1.5)
-        return case(old + moved, old, returns, mask, dirt, cliprange)
+        return case(old + moved + OFF, old, returns, mask, dirt, cliprange)
 
     far = torch.tensor([[[23.0, 17.0, 23.0]], [[20.0, 20.0, 20.0]], [[40.0, 5.0, -40.0]]])
     values, old, returns = torch.cat([far, -far], 2)
