@@ -49,6 +49,23 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "literal: torch.where(mask[:, :, None], logits[:, prompt_width - 1:-1], 0.0) | "
         "0.0 → 1.0": "any number will do: what comes of it is put to 0 at the end"
     },
+    # Of mutants that are made anywhere, as they begin.
+    "my_fair_accuracy": {"clamp: ": "shares are at most 1, and of a gap only the sign counts"},
+    "my_kl_gradient": {
+        "clamp: chance |": "a probability is at most 1",
+        "clamp: logp": "so is logp.exp(); below -10 a probability is nothing",
+        "clamp: logits.log_softmax": "below -10 a probability is nothing",
+        "first: to_go |": "its first number is what is read",
+    },
+    "my_policy_loss": {
+        "clamp: ratio |": "beyond 1 + cliprange it is clamped anyway",
+        "clamp: clipped |": "it is at most 1 + cliprange",
+    },
+    "my_value_loss": {
+        "minus: values - returns |": "it is squared",
+        "minus: near - returns |": "it is squared",
+    },
+    "my_masks": {"open: at:at + written + answered | at:at + written + answered → :": "it is true"},
 }
 
 
