@@ -140,6 +140,7 @@ def _edits(tree: ast.FunctionDef, case: dict[str, Any]) -> Iterator[tuple[str, i
 def _anywhere(tree: ast.FunctionDef) -> Iterator[tuple[str, int, Any, ast.AST]]:
     "A call around an expression, a name for another, an open slice, a statement left out."
     nodes = list(ast.walk(tree))
+    parent = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
     names = {x.id for x in nodes if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
     names |= {one.arg for one in tree.args.args}
     shapes = [x for x in nodes if re.match(r"len\(|torch\.zeros|[^\n]+\.shape$", ast.unparse(x))]
@@ -148,10 +149,11 @@ def _anywhere(tree: ast.FunctionDef) -> Iterator[tuple[str, int, Any, ast.AST]]:
     for i, x in enumerate(nodes):
         if x in of_a_shape or not isinstance(getattr(x, "ctx", ast.Load()), ast.Load):
             continue
+        up = parent[x] if isinstance(parent.get(x), ast.expr) else x
         for name in AROUND if isinstance(x, kinds) else ():
-            yield name[1:], i, _call(name, copy.deepcopy(x)), x
+            yield name[1:], i, _call(name, copy.deepcopy(x)), up
         for name in sorted(names - {x.id}) if isinstance(x, ast.Name) and x.id in names else ():
-            yield "name", i, ast.Name(name, ast.Load()), x
+            yield "name", i, ast.Name(name, ast.Load()), up
         new: Any = copy.deepcopy(x)
         for end in ("lower", "upper") if isinstance(x, ast.Slice) else ():
             if getattr(x, end):

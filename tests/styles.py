@@ -22,13 +22,6 @@ def mask_in_loops(response_ids, stop_ids, keep=True):
     return rows
 
 
-def values_transposed(numbers, prompt_width, mask):
-    columns = [numbers[:, prompt_width - 1].clone()]
-    for t, real in enumerate(mask.unbind(1)):
-        columns.append(numbers[:, prompt_width + t].masked_fill(~real, 0))
-    return torch.stack(columns).T
-
-
 def logprobs_of_cross_entropy(logits, ids, prompt_width, mask):
     z = logits[:, prompt_width - 1 : -1].masked_fill(~mask[..., None], 0)
     return -F.cross_entropy(z.mT, ids[:, prompt_width:], reduction="none").masked_fill(~mask, 0)
@@ -88,22 +81,14 @@ def best_of_n_kl_in_numpy(p, n):
     return float(q @ np.log(q / p.numpy()))
 
 
-def fair_in_lists(right, gap):
-    sides = [[float(r) for r, d in zip(right, gap) if d * sign > 0] for sign in (1, -1)]
-    return statistics.mean(map(statistics.mean, sides))
-
-
 UNUSUAL: list[tuple[str, Callable]] = [
     ("rloo_loss", lambda lp, r: -((r - r.mean()) * (lp - lp.detach())).sum() / (len(r) - 1)),
     ("rloo_loss", lambda lp, r: ((r.mean() - r) * (lp - lp.detach()).exp()).sum() / (len(r) - 1)),
     ("surrogate", lambda new, old, a: torch.einsum("n,n->", (new - old).exp(), a) / len(a)),
-    ("mean", lambda x, mask: np.where(mask, x, 0).sum() / max(int(mask.sum()), 1)),
     ("mean", lambda x, mask: statistics.fmean(x[mask].tolist() or [0.0])),
     ("response_mask", mask_in_loops),
     ("response_mask", lambda ids, ends: F.pad(sum(ids == x for x in ends).cumsum(1), (1, -1)) == 0),
-    ("values", values_transposed),
     ("logprobs", logprobs_of_cross_entropy),
-    ("fair", fair_in_lists),
     ("loss", lambda good, bad: F.softplus(bad - good)),
     ("k3", k3_in_place),
     ("kl_gradient", kl_of_every_response),
@@ -117,8 +102,5 @@ UNUSUAL: list[tuple[str, Callable]] = [
     ("others", lambda x, size: [(sum(g) - y) / (size - 1) for g in x.split(size) for y in g.tolist()]),
     ("labels", lambda ids, mask, n: [[x if m and i >= k else -100 for i, (x, m) in enumerate(zip(*r))]
                                      for *r, k in zip(ids.tolist(), mask.tolist(), n.tolist())]),
-    ("weights", lambda new, old, m, cap: [
-        [min(math.exp(a - b), cap) if real else 0.0 for a, b, real in zip(*r)]
-        for r in zip(new.tolist(), old.tolist(), m.tolist())]),
     ("step_rewards", steps_from_the_start),
 ]  # fmt: skip

@@ -65,8 +65,6 @@ WEIGHTS = Exercise(
         ),
         "Padding has a weight: "
         "it should be 0 there, by the mask.": "torch.where(mask, weights, 0.0) → weights",
-        "All tokens of a row have one weight: each token has its "
-        "own.": "gap.exp() → torch.where(mask, gap, 0.0).sum(1, keepdim=True).expand_as(gap).exp()",
         "You scale the weights to mean 1: each is a ratio, as it is.": (
             "torch.where(mask, weights, 0.0) → "
             "torch.where(mask, weights / weights[mask].mean(), 0.0)"

@@ -57,13 +57,8 @@ BEST_OF_N = Exercise(
         "math.comb(k, m) chooses m of k.": f"{WAYS} → math.comb(n - 1, i)",
         "You choose n of the scores below: "
         "choose n - 1, because the score itself is the n-th.": f"{WAYS} → math.comb(i, n)",
-        "You choose n + 1 of the scores below: "
-        "choose n - 1, because the score itself is the n-th.": f"{WAYS} → math.comb(i, n + 1)",
         "You choose n - 2 of the scores below, so you are off by one: "
         "n - 1 of them and the score itself make n.": f"{WAYS} → math.comb(i, max(n - 2, 0))",
-        "You divide the number of sets by the score: "
-        "multiply each score by it.": "math.comb(i, n - 1) * score → math.comb(i, n - 1) / score",
-        "You multiply by the number of sets: divide by it.": f"total * {SETS}",
         "That is the best of one set, "
         "the first n scores: average over all sets.": "max(scores[:n])",
         "That is the best of all scores: n makes no difference.": "max(scores)",

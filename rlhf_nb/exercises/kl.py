@@ -161,30 +161,16 @@ KL_GRADIENT = Exercise(
         "The rows are shifted by one: row 1 + a comes after token a.": "to_go[1:] → to_go[:-1]",
         "The sign is wrong: "
         "the log-ratio is log π minus log π_ref.": "(logp - logq) → (logq - logp)",
-        "log π_ref is added: "
-        "subtract it, because the log-ratio is a difference.": "(logp - logq) → (logp + logq)",
-        "What follows is subtracted: "
-        "add the KL of later tokens to a token's own.": f"{NEXT} → own - chance @ to_go[1:]",
-        "The KL of a row is a sum over its tokens, each weighted by its probability: "
-        "you took the mean.": ".sum(-1) → .mean(-1)",
         "You weight by the reference's probabilities: "
         "use the policy's.": "chance = logp.exp() → chance = logq.exp()",
-        "You weight by log-probs: "
-        "take their exponential, exp, for probabilities.": "chance = logp.exp() → chance = logp",
         "Each row of logits is a distribution of its own: take log_softmax over the last axis, "
         "-1.": "logp, logq = logits.log_softmax(-1) → logp, logq = logits.log_softmax(0)",
         "Each row of ref_logits is a distribution of its own: take log_softmax "
         "over the last axis, -1.": "ref_logits.log_softmax(-1) → ref_logits.log_softmax(0)",
         "You took the softmax of logits, which gives probabilities: take log_softmax, "
         "for log-probs.": "logp, logq = logits.log_softmax → logp, logq = logits.softmax",
-        "You took the softmax of ref_logits, which gives probabilities: "
-        "take log_softmax, for log-probs.": "ref_logits.log_softmax → ref_logits.softmax",
-        "You took the largest term of a row: its KL is the sum.": ".sum(-1) → .amax(-1)",
-        "You divide by the log-ratio: "
-        "multiply each token's log-ratio by its probability.": "chance * (logp → chance / (logp",
         "Your response begins in row 1: "
         "row 0 is the first, and row 1 comes after token 0.": "to_go[0] → to_go[1]",
-        "Your response begins in the last row: row 0 is the first.": "to_go[0] → to_go[-1]",
         "log_softmax is missing: logits have to "
         "be normalised.": "logits.log_softmax(-1), ref_logits.log_softmax(-1) → logits, ref_logits",
         "That is the gradient of the rows' own KLs, added up: a response does not visit every row "
@@ -193,8 +179,6 @@ KL_GRADIENT = Exercise(
         "That is the gradient of the rows' own KLs, averaged: a response does not visit every row "
         "equally often. Follow it from row 0 for length tokens, "
         "and weight each row by the probability of reaching it.": "to_go[0], log → own.mean(), log",
-        "That is the gradient of the rows' own KLs, averaged, and a factor: a response "
-        "does not visit every row equally often.": "to_go[0], log → length * own.mean(), log",
         "Every row is counted as a beginning, by a mean: a response begins with row 0, "
         "and a mean over rows is a factor besides.": "to_go[0] → to_go.mean()",
         "That is a KL, and its gradient was wanted, which has the shape of logits: let autograd "

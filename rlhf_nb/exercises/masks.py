@@ -113,9 +113,6 @@ RESPONSE_MASK = Exercise(
         ),
         "The count runs down the columns: "
         "count the stop tokens along each row.": "cumsum(1) → cumsum(0)",
-        "You keep what comes between the first stop token and the second: the count of stop tokens "
-        "before a token has to be 0, so you are off by one.": "is_stop.cumsum(1) - is_stop == 1",
-        "You multiply the stop tokens: count them, with a running sum, cumsum.": "cumsum → cumprod",
         "Everything is true: what was sampled after a stop token is padding.": "is_stop >= 0",
     },
 )

@@ -47,12 +47,6 @@ RLOO_LOSS = Exercise(
         "leave out the response's own reward.": "(rewards.sum() - rewards) → rewards.sum()",
         "The baseline is not divided: "
         "you subtract the sum of the other rewards, not their mean.": " / (len(rewards) - 1) →",
-        "The sum of the other rewards is multiplied by N - 1: "
-        "divide by it, for their mean.": ") / (len → ) * (len",
-        "The response's own reward is in the baseline twice: "
-        "subtract it from the sum of all.": "rewards.sum() - rewards → rewards.sum() + rewards",
-        "The sum of the other rewards is divided by N + 1: "
-        "there are N - 1 of them.": "(len(rewards) - 1) → (len(rewards) + 1)",
         "The baseline is added: subtract it.": "rewards - baseline → rewards + baseline",
         "You return a sum: "
         "return the mean over the responses.": "logprobs).mean() → logprobs).sum()",
@@ -105,8 +99,6 @@ SURROGATE = Exercise(
         "difference of log-probs.": "torch.exp(logprobs - old_logprobs) → logprobs / old_logprobs",
         "The weight is the new probability alone: "
         "divide it by the old one.": "logprobs - old_logprobs) → logprobs)",
-        "The log-probs are added: the ratio is "
-        "the exponential of their difference.": "logprobs - old_logprobs → logprobs + old_logprobs",
         "You divide by the sum of the ratios, which makes the estimate biased: divide by the "
         "number of samples.": "(ratio * advantages).sum() / ratio.sum()",
         "You return a sum: "

@@ -55,8 +55,6 @@ SHAPING = Exercise(
         "on the last real token.": "mask.sum(1, keepdim=True) - 1 → mask.sum(1, keepdim=True) - 2",
         "The score is one column too late, an index off by one: it is lost in a "
         "row that fills its columns.": "mask.sum(1, keepdim=True) - 1 → mask.sum(1, keepdim=True)",
-        "Every other token is paid 1: "
-        "a token that is not the last gets 0.": "scores[:, None], 0.0 → scores[:, None], 1.0",
         "The score is on the first token: "
         "put it on the last real one.": f"{LAST} → mask & (torch.arange(mask.shape[1]) == 0)",
         "Every token gets the score: it is paid once a row, "
@@ -78,7 +76,6 @@ SHAPING = Exercise(
         "the KL is a price, so it needs a minus sign.": "-kl_coef → kl_coef",
         "The score is subtracted: its sign is wrong.": "scores[:, None] → -scores[:, None]",
         "kl_coef makes no difference: multiply the KL by it.": "-kl_coef * kl → -kl",
-        "You divided the KL by kl_coef: multiply by it.": "-kl_coef * kl → -kl / kl_coef",
         "kl_coef multiplies the scores too: "
         "it is the price of the KL alone.": "scores[:, None] → kl_coef * scores[:, None]",
         "Padding pays for its KL: nobody chose those tokens, "

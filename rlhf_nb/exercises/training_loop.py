@@ -258,8 +258,10 @@ def _worlds(g: Generator) -> list[Case]:
         policy, value, rare = normal(g, WORDS, WORDS), normal(g, WORDS), (stop - 1) % WORDS
         prompts = (stop + integers(g, 0, WORDS - 2, len(lengths), 2)) % WORDS
         reference = policy + normal(g, WORDS, WORDS)
-        (reference if scale > 1 else policy)[rare, rare] += 15
-        prompts[1, -1], value[rare] = rare, 40 if scale > 1 else -40
+        sign = 1 if scale > 1 else -1
+        prompts[1, -1], value[rare] = rare, 40 * sign
+        policy[rare, rare] += 15
+        reference[rare, rare] += 60 * sign
         rollout, score = (prompts, answers(), answers()), scale * uniform(g, -3, 3, WORDS)
         models = policy, scale * value, reference
         return world(*models, lr, rollout, score, stop, kl_coef, epochs)
