@@ -1,7 +1,7 @@
 """Our functions outside of language: PPO on CartPole-v1 and Acrobot-v1 with CleanRL's settings.
 
     pip install gymnasium==1.4.0
-    python benchmarks/classic_control.py                       five seeds each, 100 s of a core a run
+    python benchmarks/classic_control.py                   five seeds each, 100 s of a core each
     python benchmarks/classic_control.py --seeds 1 --steps 20000   does it run? 10 seconds
 
 `train` is a whole PPO in sixty lines: `gae`, `returns_from`, `whiten`, `policy_loss` and

@@ -1,6 +1,7 @@
 """Our functions against the kept results of verl, OpenRLHF, trl and CleanRL, to 1e-12."""
 
 import json
+import statistics
 import sys
 from pathlib import Path
 
@@ -87,3 +88,15 @@ def test_where_they_differ():
     assert all(theirs != ours and len(ours) <= 4 for theirs, ours in apart.values())
     assert apart["trl: score"] == [[0.25, 0.5], [0.5, 1.0]]
     assert apart["openrlhf: observations"] == [[0.125, 1.0], [0.5, 1.0]]
+
+
+# catches: a figure on the front page that the kept results do not give
+def test_the_front_page_quotes_them():
+    front = (Path(oracles.__file__).parents[1] / "README.md").read_text()
+    gaps = [one["gap"] for one in KEPT["results"]]
+    equal, near = (sum(gap <= most for gap in gaps) for most in (1e-12, ROUNDED))
+    assert f"of {len(gaps)} comparisons {equal} equal to 1e-12 and {near - equal} to" in front
+    control = json.loads((oracles.STORED.parent / "classic_control.json").read_text())
+    for world in control["published"]:
+        ours = [one["last_100"] for one in control["runs"] if one["world"] == world]
+        assert f"{statistics.fmean(ours):.2f} ± {statistics.pstdev(ours):.2f}" in front
