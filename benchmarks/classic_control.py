@@ -136,7 +136,7 @@ def main() -> None:
     jobs = [(world, seed, args.steps) for seed in args.seeds for world in args.worlds]
     with Pool(args.at_once) as pool:
         runs = pool.starmap(run, jobs, chunksize=1)
-    kept = dict(environment=common.environment(False), steps=args.steps, runs=runs)
+    kept = dict(environment=common.environment(args.at_once > 1), steps=args.steps, runs=runs)
     kept["gymnasium"], kept["published"] = common.installed("gymnasium"), PUBLISHED
     for world in args.worlds:
         ours = [x["last_100"] for x in runs if x["world"] == world]
