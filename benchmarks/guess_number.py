@@ -1,6 +1,7 @@
 """How well a policy learns to guess a number from 1 to 15 in K turns, against best play.
 
     python benchmarks/guess_number.py --turns 4 --seeds 5        how long to 0.95 of the optimum
+    python benchmarks/guess_number.py --turns 4 --imitate 300    the same, after some imitation
     python benchmarks/guess_number.py --compare --updates 150    estimators side by side
     python benchmarks/guess_number.py --quick                    does it run? seconds
 
@@ -10,12 +11,14 @@ that weigh less than 1e-6 count as lost, and their weight is printed. Every tent
 computed, and that time does not count. The entropy bonus falls from 0.1 to 0.005 over 200 updates
 (--falls), so that all first guesses are tried before one is taken; with --compare it stays at 0.05,
 and each estimator sees as many games. `through` is GAE that walks through the observations, whose
-values are trained there as well.
+values are trained there as well. With --imitate the policy first imitates so many batches of games
+of a player who bisects four times in ten and else guesses anything that is still possible.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import tempfile
 import time
@@ -31,7 +34,7 @@ import rlhf_nb.trainer
 from rlhf_nb.environments import guess_number
 from rlhf_nb.gae import gae, returns_from
 from rlhf_nb.losses import value_loss
-from rlhf_nb.masks import only_real, whiten
+from rlhf_nb.masks import only_real, right_pad, whiten
 from rlhf_nb.models import response_values
 from rlhf_nb.ppo import ppo_loss
 from rlhf_nb.shaping import shape_rewards
@@ -54,6 +57,10 @@ SETTINGS: dict[str, Any] = dict(
 # of a single run: the bonus falls, and the value model learns faster
 ALONE: dict[str, Any] = dict(lam=0.8, value_learning_rate=3e-3)
 BONUS = 0.1, 0.005
+# of one that has imitated: smaller steps, and the value model begins
+IMITATED: dict[str, Any] = dict(
+    learning_rate=3e-4, entropy_coef=3e-3, value_warmup_updates=5, lam=0.95
+)
 GROUPS = dict(rloo=16, grpo=16)  # games of one secret
 
 
@@ -111,6 +118,34 @@ def play_rate(policy: Any, tokenizer: Any, turns: int) -> tuple[float, float]:
         nodes = following
     policy.train(was_training)
     return won, 1 - seen
+
+
+def game_of(draw: random.Random, turns: int) -> tuple[str, str]:
+    "What a player and the world wrote, and a 1 at each token of the player."
+    secret, low, high, text, own = draw.randint(1, N), 1, N, "g", "0"
+    for turn in range(turns):
+        guess = (low + high) // 2 if draw.random() < 0.4 else draw.randint(low, high)
+        text, own = f"{text}{guess // BASE}{guess % BASE}", own + "11"
+        if guess == secret or turn == turns - 1:
+            break
+        text, own = text + (LOW if guess < secret else HIGH), own + "0"
+        low, high = (guess + 1, high) if guess < secret else (low, guess - 1)
+    return text, own
+
+
+def imitate(policy: Any, tokenizer: Any, turns: int, batches: int, seed: int) -> None:
+    "The policy learns what a player of middling skill writes, 64 games at a time."
+    draw, optimizer = random.Random(seed), torch.optim.Adam(policy.parameters(), lr=1e-3)
+    for _ in range(batches):
+        games = [game_of(draw, turns) for _ in range(64)]
+        read = [tokenizer.convert_tokens_to_ids([*text]) for text, _ in games]
+        ids, real = right_pad(read, tokenizer.pad_token_id)
+        own, _ = right_pad([[*map(int, own)] for _, own in games], 0)
+        logits = policy(ids, attention_mask=real.long()).logits[:, :-1]
+        of_own = ids[:, 1:].masked_fill(own[:, 1:] == 0, -100)
+        torch.nn.functional.cross_entropy(logits.transpose(1, 2), of_own).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 class Through(PPOTrainer):
@@ -188,12 +223,17 @@ def run(
     updates: int,
     stop_at: float = 2.0,
     falls: int = 0,  # updates in which the entropy bonus falls; 0: it stays
+    imitated: int = 0,  # batches of games, before PPO
     **more: Any,
 ) -> dict:
     "Train; the last rate over the optimum, the updates and seconds to it."
     best, seconds, share = min(1.0, (2**turns - 1) / N), 0.0, 0.0
     with tempfile.TemporaryDirectory() as folder:
         trainer = make(kind, turns, seed, folder, **more)
+        if imitated:
+            imitate(trainer.policy, trainer.processing_class, turns, imitated, seed)
+            rate, _ = play_rate(trainer.policy, trainer.processing_class, turns)
+            print(f"after imitation: {rate / best:.3f}", end="  ", flush=True)
         for update in range(1, updates + 1):
             if falls:
                 at = min(1, (update - 1) / falls)
@@ -220,6 +260,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=400)
     parser.add_argument("--falls", type=int, default=200)
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--imitate", type=int, default=0, help="batches of games before PPO")
     parser.add_argument("--compare", action="store_true")
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
@@ -231,9 +272,10 @@ def main() -> None:
         for kind in kinds if given.compare else kinds[:1]:
             limit, falls, more = (2.0, 0, {}) if given.compare else (0.95, given.falls, ALONE)
             more = more | dict(per_device_train_batch_size=given.batch)
-            found = [
-                run(kind, turns, s, given.updates, limit, falls, **more) for s in range(given.seeds)
-            ]
+            if given.imitate:
+                falls, more = 0, more | IMITATED
+            length = given.updates, limit, falls, given.imitate
+            found = [run(kind, turns, seed, *length, **more) for seed in range(given.seeds)]
             shares = [x["share"] for x in found]
             spread = statistics.stdev(shares) if len(shares) > 1 else 0.0
             mean, slowest = statistics.mean(shares), max(x["seconds"] for x in found)

@@ -424,10 +424,10 @@ class Judges:
         """Raises ValueError where a data set lacks the column that an ensemble is centred on, or
         has conversations that the models' own tokenizer cannot write."""
         for data in sets:
-            talks = isinstance(data, Dataset) and "prompt" in data.column_names and len(data)
-            if talks and self.models and self.tokenizer and not isinstance(data[0]["prompt"], str):
-                prompt, options = data[0]["prompt"], template_settings(data[0])
-                render(prompt, self.tokenizer, "a prompt for the reward model", **options)
+            talks = isinstance(data, Dataset) and "prompt" in data.column_names
+            for i, row in enumerate(data if talks and self.models and self.tokenizer else ()):
+                options = {} if isinstance(row["prompt"], str) else template_settings(row)
+                render(row["prompt"], self.tokenizer, f"prompt {i} for the reward model", **options)
         if self.ensemble is None or self.ensemble.center in ("none", "group"):
             return
         for data in sets:

@@ -29,6 +29,7 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
+from transformers.utils import logging
 
 from rlhf_nb.base.encoding import (
     Marked,
@@ -66,8 +67,10 @@ from rlhf_nb.training.supervised import (
     warn_of_end,
 )
 
+logger = logging.get_logger(__name__)
+
 # %% auto #0
-__all__ = ['marked_row', 'label_tokens', 'fit_row', 'read_labels', 'completions_of', 'encode_rows', 'completion_batch',
+__all__ = ['logger', 'marked_row', 'label_tokens', 'fit_row', 'read_labels', 'completions_of', 'encode_rows', 'completion_batch',
            'packed_batch', 'check_packing', 'SFTConfig', 'quiet_bars', 'check_row_lengths', 'load_processing_class',
            'row_losses', 'counted_part', 'SFTTrainer']
 
@@ -110,7 +113,8 @@ def marked_row(
         start = max(start, len(prompt_text(row["prompt"], tokenizer, **settings)))
         marked = marked._replace(answers=[(start, end), *others])
     if not marked.answers:
-        raise ValueError("no turn of it is the assistant's: drop it.")
+        roles = ", ".join(str(turn["role"]) for turn in turns)
+        raise ValueError(f"no turn of it ({roles}) is the assistant's: name it so, or drop it.")
     return marked
 
 # %% ../nbs/reference/37_sft.ipynb #cb4da106
@@ -496,6 +500,9 @@ class SFTTrainer(SealedTrainer):
         with around:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         router = getattr(outputs, "aux_loss", None)
+        if router is None and getattr(inner.config, "output_router_logits", False):
+            why = f"{type(inner).__name__} returns no aux_loss: nothing balances its experts"
+            logger.warning_once(f"output_router_logits is set and {why}. Leave it out.")
         summed = model.training and num_items_in_batch is not None and not other_loss
         if router is not None and summed and self.model_accepts_loss_kwargs:
             config = inner.config.get_text_config()

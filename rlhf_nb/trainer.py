@@ -25,6 +25,7 @@ from transformers.utils import logging
 from .base.lower_layers import lower_layers_once
 from .base.noise import switch_off_noise
 from .base.opened import embedding_rows
+from .base.random_state import random_state_kept
 from .estimators import ESTIMATORS, equal_groups, loss_weights
 from .forward import PolicyAndValue
 from .judges import Answers, judges_of
@@ -59,6 +60,7 @@ from .training.loop import UpdateTrainer
 from .training.model_loading import load_tokenizer
 from .training.parts import make_sampling
 from .training.players import make_player, set_turns
+from .training.pretraining import pretrain_values
 from rlhf_nb.training.prompts import (
     PromptReader,
     as_batch,
@@ -181,6 +183,7 @@ class PPOTrainer(UpdateTrainer):
             refuse_step()
         with one_thread(self.output_dir):
             self.prepare()
+            pretrain_values(self)
             batch, times = self.next_batch() if batch is None else batch, [time.perf_counter()]
             with lower_layers_once(self.pair.policy):
                 r = self.rollout(batch)
@@ -479,6 +482,7 @@ class Evaluator:
         t = self.trainer
         t.control = t.callback_handler.on_prediction_step(t.args, t.state, t.control)
 
+    @random_state_kept()  # a judge may draw
     def report(
         self,
         data: Any,  # one set of prompts, or several by name

@@ -1,7 +1,8 @@
 """Wrong answers made from a right one, by changes of its syntax tree.
 
 Each mutant has one change: a hyperparameter frozen, a number changed, a detach added or removed, a
-mask dropped, a reduction changed, an operator flipped, two arguments swapped, an index shifted.
+mask dropped, a reduction changed, an operator flipped, two arguments swapped, an index shifted. Of
+those that are made everywhere (`_anywhere`) there are too many: some of them, others in each run.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import contextlib
 import copy
 import inspect
 import itertools
+import random
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -134,6 +137,58 @@ def _edits(tree: ast.FunctionDef, case: dict[str, Any]) -> Iterator[tuple[str, i
             yield from _calls(node, i)
 
 
+def _anywhere(tree: ast.FunctionDef) -> Iterator[tuple[str, int, Any, ast.AST]]:
+    "A call around an expression, a name for another, an open slice, a statement left out."
+    nodes = list(ast.walk(tree))
+    parent = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
+    names = {x.id for x in nodes if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+    names |= {one.arg for one in tree.args.args}
+    shapes = [x for x in nodes if re.match(r"len\(|torch\.zeros|[^\n]+\.shape$", ast.unparse(x))]
+    of_a_shape = {inner for x in shapes for inner in ast.walk(x)}
+    kinds = ast.BinOp, ast.UnaryOp, ast.Call, ast.Subscript, ast.Name, ast.Compare
+    for i, x in enumerate(nodes):
+        if x in of_a_shape or not isinstance(getattr(x, "ctx", ast.Load()), ast.Load):
+            continue
+        up = parent[x] if isinstance(parent.get(x), ast.expr) else x
+        for name in AROUND if isinstance(x, kinds) else ():
+            yield name[1:], i, _call(name, copy.deepcopy(x)), up
+        for name in sorted(names - {x.id}) if isinstance(x, ast.Name) and x.id in names else ():
+            yield "name", i, ast.Name(name, ast.Load()), up
+        new: Any = copy.deepcopy(x)
+        for end in ("lower", "upper") if isinstance(x, ast.Slice) else ():
+            if getattr(x, end):
+                new = copy.copy(x)
+                setattr(new, end, None)
+                yield "open", i, new, x
+        if isinstance(x, (ast.Assign, ast.AugAssign)):
+            yield "drop", i, ast.Pass(), x
+        if isinstance(x, ast.With):
+            yield "drop", i, ast.If(ast.Constant(True), new.body, []), x
+        if isinstance(x, ast.For):
+            new.body.append(ast.Break())
+            yield "break", i, new, x
+
+
+def _around(of: Callable[[Any], bool], change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def call(x: Any) -> Any:
+        if not of(x):
+            raise NoMutant
+        return change(x)
+
+    return call
+
+
+AROUND: dict[str, Callable[[Any], Any]] = {
+    "_clamp": _around(lambda x: _is_float(x), lambda x: x.clamp(-10, 10)),
+    "_minus": _around(lambda x: _is_float(x), lambda x: -x),
+    "_first": _around(lambda x: isinstance(x, Tensor) and x.ndim > 0, lambda x: x[:1].expand_as(x)),
+    "_not": _around(lambda x: _is_bool(x), lambda x: ~x),
+    "_more": _around(lambda x: type(x) is int, lambda x: x + 1),
+    "_less": _around(lambda x: type(x) is int, lambda x: x - 1),
+}
+MANY = 40  # of each exercise
+
+
 def _as_value(node: ast.expr) -> ast.expr:
     return (
         ast.Constant(None)
@@ -238,8 +293,8 @@ def _all(x: Any, index: Any) -> Any:
     return x.reshape(-1, *x.shape[index.ndim :])
 
 
-def mutants(exercise: Exercise, seed: int) -> list[Mutant]:
-    "Every mutant of the right answer that runs on some case of one draw."
+def mutants(exercise: Exercise, seed: int, many: int = MANY) -> list[Mutant]:
+    "The mutants of the right answer that run on some case of one draw."
     right, cases, grads = exercise.right, exercise.draw(seed), exercise.grads
     tree = ast.parse(textwrap.dedent(inspect.getsource(right))).body[0]
     assert isinstance(tree, ast.FunctionDef)
@@ -261,8 +316,10 @@ def mutants(exercise: Exercise, seed: int) -> list[Mutant]:
         if runs(exercise, program, cases):
             found[what] = Mutant(kind, what, program)
 
-    helpers = {"_ones": _ones, "_unmasked": _unmasked, "_all": _all}
-    for kind, i, new, around in _edits(tree, case):
+    helpers = {"_ones": _ones, "_unmasked": _unmasked, "_all": _all, **AROUND}
+    anywhere = list(_anywhere(tree))
+    some = random.Random(seed).sample(anywhere, min(many, len(anywhere)))
+    for kind, i, new, around in [*_edits(tree, case), *some]:
         other = copy.deepcopy(tree)
         old = list(ast.walk(other))[i]
         changed = _Put(old, new).visit(other)

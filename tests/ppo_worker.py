@@ -13,6 +13,7 @@ from worker_runs import DEEPSPEED, FSDP, RANK, RANKS, adapter, arguments, everyt
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.training.model_loading import load_tokenizer
+from rlhf_nb.training.pretraining import pretrain_values
 
 folder, kind = Path(sys.argv[1]), sys.argv[2]
 METHODS = dict(  # kinds without a value model
@@ -147,6 +148,17 @@ for micro in (2, 1) if half else (2,):
     ready = alone.advantages(alone.score(r))
     metrics = alone.update(ready)
     ready.save(folder / f"ready-{kind}-{RANKS}-{RANK}-{micro}.safetensors")
+    if kind not in METHODS:  # a value model fitted to 16 saved episodes in one step
+        kept = dict(value_pretrain_rollouts=str(folder / ("whole" if RANKS == 1 else "whole-1")))
+        sizes |= dict(gradient_accumulation_steps=16 // RANKS // micro)
+        fitted = make(
+            "fitted", save_strategy="no", value_pretrain_epochs=1, **learning | sizes | kept
+        )
+        policy = everything(fitted.policy)
+        pretrain_values(fitted)
+        assert torch.equal(policy, everything(fitted.policy))
+        metrics |= {k: x for k, x in fitted.state.log_history[0].items() if "pretrain/" in k}
+        assert metrics["pretrain/explained_before"] != metrics["pretrain/explained_after"]
     looked = alone.evaluate()  # five rows, which do not divide
     weights = everything(alone.model)
     if RANK == 0:

@@ -89,6 +89,7 @@ WRONG_OF_PPO: dict[str, list] = {
     ],
     "total_episodes micro_batch_tokens local_rollout_forward_batch_size": ["100", 0, -5, 1e3],
     "num_sample_generations value_warmup_updates": ["5", None, -1],
+    "value_pretrain_epochs": ["5", None, 0],
     "temperature": [0.0, -1.0, nan, inf, 1e-30],
     "cliprange": [0.0, nan, 5.0],
     "score_clip target_kl kl_target": [0.0, -1.0, nan, inf],

@@ -24,6 +24,7 @@ import pytest
 import torch
 from beginners import BEGINNERS
 from mutants import Mutant, mutants
+from styles import UNUSUAL
 from torch import tensor
 
 from rlhf_nb import checks
@@ -38,17 +39,24 @@ ROOT = Path(__file__).resolve().parent.parent
 MODULES = [ROOT / "rlhf_nb" / "checks.py", *sorted((ROOT / "rlhf_nb" / "exercises").glob("*.py"))]
 MODULES.remove(ROOT / "rlhf_nb" / "exercises" / "museum.py")  # bugs of the package, no checkers
 
-# Mutants that compute what the right answer computes, and why. Each is compared on 200 draws.
-EQUIVALENT: dict[str, dict[str, str]] = {
-    "my_loss": {"detach: chosen.detach()": "nothing flows through zeros_like"},
-    "my_rloo_loss": {
-        "swap: logprobs, rewards": "with its baseline the loss is a covariance, which is symmetric"
-    },
-    "my_shaping": {"mask: mask.shape | mask → _ones(mask)": "a mask of ones has the same shape"},
-    "my_logprobs": {
-        "literal: torch.where(mask[:, :, None], logits[:, prompt_width - 1:-1], 0.0) | "
-        "0.0 → 1.0": "any number will do: what comes of it is put to 0 at the end"
-    },
+# Mutants that compute what the right answer computes, by exercise and change, and why.
+EQUIVALENT = {
+    r"my_(fair_accuracy|best_of_n_kl) clamp": "shares are at most 1, and q / p is at most n, 8",
+    r"my_rloo_loss swap: ": "with its baseline the loss is a covariance, which is symmetric",
+    r"my_logprobs literal: .* 0\.0 → 1\.0": "any number will do: it is put to 0 at the end",
+    r"my_loss detach: chosen\.": "nothing flows through zeros_like",
+    r"my_kl_gradient clamp: .*\| (chance|log\w+)\b.* →": "p is at most 1, and below e^-10 nothing",
+    r"my_(kl_gradient|turn_gae) first: .*(\| to_go|\[own\]) →": "the first is what is read",
+    r"my_shaping mask: mask.shape": "a mask of ones has the same shape",
+    r"my_policy_loss clamp: .*(ratio.clamp|\| clipped)": "it is at most 1 + cliprange",
+    r"my_(value_loss|update) minus: (real\.std|.* - returns →)": "it is squared",
+    r"my_value_loss name: values.clamp": "the larger of the two errors is the same number",
+    r"my_update clamp: (\(log|-adv|\(adv|torch.maximum\(-|ratio|policy_loss \+ .*\| policy_loss →)": (
+        "20 whitened numbers are below 5, and no ratio of these worlds is above 10"
+    ),
+    r"my_masks open: .* → :at \+ written \+ answered": "all before it are true already",
+    r"my_turn_gae first: .*\| chosen\[b\] →": "the policy begins each turn",
+    r"my_impossible (open|less): still: ": "nothing is clipped while the policy is still",
 }
 
 
@@ -84,8 +92,9 @@ def judged(seed, made) -> list[Judged]:
             for k in range(2):
                 judge(one, "mistake", message, one.wrong(message), seed + k)
         for mutant in made[one.name]:
-            if mutant.what not in EQUIVALENT.get(one.name, ()):
-                judge(one, "mutant", mutant.what, mutant.program, seed)
+            if not any(re.match(x, f"{one.name} {mutant.what}") for x in EQUIVALENT):
+                verdict = Exercise.judge(one, mutant.program, seed)  # in a single draw
+                found.append(Judged(one, "mutant", mutant.what, verdict, seed))
     for name, beginner in BEGINNERS.items():
         for k in range(4):
             judge(beginner.checker, "beginner", name, beginner.program, seed + k)
@@ -204,6 +213,15 @@ def test_right_in_another_style_passes(seed):
             assert (verdict := one(answer, seed)), (one.name, name, verdict)
 
 
+# catches: a right answer that is refused by luck, where a drawn number is on the edge of a clip
+def test_right_answers_in_unusual_styles_pass(seed):
+    assert len(UNUSUAL) >= 20
+    for name, answer in UNUSUAL:
+        for k in range(20):
+            verdict = getattr(checks, f"check_{name}").judge(answer, seed + k)
+            assert verdict, (name, seed + k, verdict)
+
+
 def test_several_results_may_be_a_list(seed):
     for one in EXERCISES:
 
@@ -222,7 +240,7 @@ def test_no_wrong_answer_passes(judged, seed):
     assert not (passed := [one for one in judged if one.verdict]), lines(passed, seed)
     kinds = Counter(one.kind for one in judged)
     print(dict(kinds))
-    assert kinds.keys() == {"mistake", "mutant", "beginner", "fooled"} and kinds["mutant"] > 400
+    assert kinds.keys() == {"mistake", "mutant", "beginner", "fooled"} and kinds["mutant"] > 600
 
 
 # catches: a case too kind to see it, and another mistake before it in the list that gives the same
@@ -264,7 +282,7 @@ PLAIN = re.compile(
     r"Your function has to take |Return |The result (has|is a tuple of \d+ with) shape |"
     r"Your result is |Your result has the type |\d+ of \d+ numbers are wrong, the first at |"
     r"Missing in your list: |Your list has \d+ elements|You returned |You changed an argument |"
-    r"my_\w+ returns None|The numbers are right, but |\d mistakes at once\. )"
+    r"my_\w+ returns None|The numbers are right, but |You return one number, but |\d mistakes at once\. )"
 )
 
 

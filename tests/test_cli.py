@@ -216,6 +216,7 @@ RECIPES = {
     "guess_number": ("sft", "ppo"),
     "smollm2_positive": ("ppo",),
     "smollm2_learnt": ("reward", "ppo"),
+    "gsm8k": ("ppo",),
 }
 
 

@@ -261,6 +261,7 @@ def test_what_is_no_adapter_is_refused(ppo):
 # ---- Rows that SFT and reward training cannot read ----
 
 TALK = [dict(role="user", content="a"), dict(role="assistant", content="b")]
+AS_MODEL = [TALK[0], dict(role="model", content="b")]
 TEXT, CHOSEN = dict(text="abc"), dict(chosen="abc", rejected="abd")
 ASSISTANT, COMPLETION = dict(assistant_only_loss=True), dict(completion_only_loss=True)
 
@@ -302,7 +303,7 @@ def test_rows_that_cannot_be_trained_on_are_named(supervised):
             dict(max_length=2),
             "row 0: no token of it counts",
         ),
-        ([dict(messages=TALK[:1])], ASSISTANT, "row 0: no turn of it is the assistant's"),
+        ([dict(messages=AS_MODEL)], ASSISTANT, r"row 0: no turn of it \(user, model\) is the ass"),
         ([TEXT], ASSISTANT, "row 0: it is no conversation, and assistant_only_loss"),
         ([TEXT], COMPLETION, "completion_only_loss is True: give prompt and completion"),
         ([TEXT], dict(eos_token="<none>"), "eos_token is '<none>': give a token"),

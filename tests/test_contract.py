@@ -52,6 +52,8 @@ NEW = {  # what is new leaves the published behaviour as it was
     "kl_controller": "fixed",
     "entropy_coef": 0.0,
     "value_warmup_updates": 0,
+    "value_pretrain_rollouts": None,
+    "value_pretrain_epochs": 4,
     "reward_variance_coef gamma_turn": 1.0,
     "num_generations": 1,
     "reward_aggregation": "sum",

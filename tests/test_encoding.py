@@ -496,8 +496,20 @@ def test_prompts_and_answers_are_joined(tokenizers):
     whole = [turn("user", block(ONE[0]["content"])), *ONE[1:]]  # the same question in blocks
     assert join_answer(ONE[:1], whole) == whole and join_answer(whole[:1], ONE) == ONE
     assert join_answer(ONE[:1], [turn("developer", "Be brief."), *whole])[1:] == whole
-    pictures = [turn("user", [*block(ONE[0]["content"]), dict(type="image")]), *ONE[1:]]
-    assert join_answer(ONE[:1], pictures) == [ONE[0], *pictures]
+
+
+# catches: a picture or a tool that no model reads, without a word; a tool named like what is said
+def test_what_no_model_would_read_is_refused(tokenizers):
+    parts = "{% for x in m.content if x.type == 'text' %}{{ x.text }}{% endfor %}"
+    tokenizer = with_template(tokenizers, f"{{% for m in messages %}}{parts}{{% endfor %}}")
+    text, picture = dict(type="text", text="what"), dict(type="image", url="x.png")
+    rows = [dict(prompt=[turn("user", x)]) for x in ([text], [text, picture])]
+    assert collate_prompts(rows[:1], tokenizer)["prompt"] == ["what"]
+    with pytest.raises(ValueError, match=r"prompt 1: turn 0 of role 'user' has .*x\.png.* put it"):
+        collate_prompts(rows, tokenizer)
+    rows[0]["tools"] = [dict(type="function", function=dict(name="what", description="Says."))]
+    with pytest.raises(ValueError, match="prompt 0: the chat_template does not show the tools"):
+        collate_prompts(rows[:1], tokenizer)
 
 
 # catches: the user's turn twice, where the answer repeats it behind a system turn of its own
@@ -725,8 +737,9 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
     torch.testing.assert_close(r.raw_scores, wanted)
     found = trainer.evaluator.complete(data)
     assert found.prompts == [f"user: {x}" for x in "abcdefgh"]
-    other.chat_template = "{{ tools[0].name if tools }}" + CHATML
-    of_tools = [[dict(name="late" if i % 2 else "no")] for i in range(len(data))]
+    for both in (policy, other):
+        both.chat_template = "{{ tools[0].name if tools }}" + both.chat_template
+    of_tools = [[dict(name="bad" if i % 2 else "c")] for i in range(len(data))]
     with_tools = data.add_column("tools", [json.dumps(x) for x in of_tools])
     r = trainer.score(trainer.rollout(with_tools[:]))
     answers = [
@@ -740,8 +753,10 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
     how = dict(stopped=found.stopped, settings=[dict(tools=x) for x in of_tools])
     wanted = score_texts(trainer.reward_model, other, *given, **how)
     torch.testing.assert_close(torch.tensor(found.scores), wanted)
-    other.chat_template = None
-    with pytest.raises(ValueError, match="a prompt for the reward model is a conversation"):
+    other.chat_template = "{{ raise_exception('h') if messages[0].content == 'h' }}" + CHATML
+    with pytest.raises(
+        ValueError, match="prompt 7 for the reward model: the chat_template refuses"
+    ):
         ppo(scorer(other), data=data, parts=parts)
 
 
@@ -845,6 +860,52 @@ def test_what_is_said_is_read_or_named(style, form, tokenizers):
     assert "text" not in text and '\\"' not in text
 
 
+EACH = "{% for m in messages %}{{ '<' + m.role + '>' }}SAYS{{ '<|im_end|>' }}{% endfor %}"
+NO_SYSTEM = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('they alternate') }}{% endif %}{% endfor %}"
+)
+
+
+# catches: calls with content null, and texts to a template that reads blocks alone, refused; a
+# refusal of the template's own that does not say of which turn; thoughts lost without a word
+def test_what_a_template_wants_of_a_turn(tokenizers):
+    tokenizer = with_template(tokenizers, EACH.replace("SAYS", "{{ m.content + '' }}" + OBJECT))
+    assert "clock" in render(called(GIVEN), tokenizer)
+    thinks = dict(TWO[1], reasoning_content="hm")
+    assert "hm" not in render([*TWO[:1], thinks, *TWO[2:]], tokenizer)  # templates drop old ones
+    with pytest.raises(ValueError, match="turn 1 of role 'assistant' says .*'hm'"):
+        render([*TWO[:1], thinks], tokenizer)
+    tokenizer.chat_template = EACH.replace("SAYS", "{{ m.reasoning_content }}{{ m.content }}")
+    assert "<assistant>hmA model." in render([*TWO[:1], thinks], tokenizer)
+    tokenizer.chat_template = EACH.replace(
+        "SAYS", "{% for x in m.content %}{{ x.text }}{% endfor %}"
+    )
+    assert "Who are you?<|im_end|><assistant>A model." in render(ONE, tokenizer)
+    tokenizer.chat_template = NO_SYSTEM + CHATML
+    for i, talk in enumerate((TALKS["a system turn"], [ONE[0], *TWO[2:]])):
+        role = talk[i]["role"]
+        with pytest.raises(
+            ValueError, match=f"refuses turn {i} of role '{role}' .*: they alternate"
+        ):
+            render(talk, tokenizer)
+
+
+# catches: what a tool returned that is learned, where it is written inside the turn that called
+# (Gemma 4), or in front of an answer that gets no mark of its own (Apertus)
+def test_what_a_tool_says_is_not_learned(tokenizers):
+    late = "{% if m.tool_calls %}" + CALLED + "{{ messages[loop.index].content }}<|eot_id|>{% elif "
+    late += "m.role != 'tool' %}{{ m.content }}<|eot_id|>{% endif %}"
+    each = "{% for m in messages %}SAYS{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
+    tokenizer = with_template(tokenizers, each.replace("SAYS", late))
+    with pytest.raises(ValueError, match="behind turn 1 .*, or turn 2 inside it"):
+        marked_answers(called(GIVEN), tokenizer)
+    opened = "{% if loop.index0 and messages[loop.index0 - 1].role == 'user' %}<s>{% endif %}"
+    tokenizer.chat_template = each.replace("SAYS", opened + CALLED)
+    found = marked_pair(called(GIVEN)[:3], called(GIVEN)[3:], tokenizer)
+    assert [found.text[a:b] for a, b in found.answers] == ["There you are"]
+
+
 def cut(talk):
     return [talk[0], turn("assistant", talk[1]["content"][:1])]
 
@@ -908,6 +969,8 @@ def test_only_what_a_table_added_is_dropped(tokenizers):
     own = prompts.as_data([dict(prompt=x, made=[dict(arguments=dict(x=1))]) for x in talks])
     assert found(talks) == found(own["prompt"]) == found(table(as_json)) == texts
     assert own["made"][0] == [dict(arguments=dict(x=1))]  # no turn, so left as it is
+    mixed = [turn("system", "Be brief."), turn("user", blocks("Who are ", "you?"))]
+    assert prompts.as_data([dict(prompt=mixed)])["prompt"][0] == [mixed[0], ONE[0]]
     assert found(table(talks)) == ['{"a": 2, "c": "d"}', '{"x": 1}']  # which cannot be told apart
     tools = [dict(name="a", default=None)]
     assert template_settings(dict(tools=json.dumps(tools))) == dict(tools=tools)

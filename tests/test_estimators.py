@@ -722,7 +722,7 @@ def test_an_estimator_of_ones_own_needs_a_function_and_a_row(kind, ppo, monkeypa
 LEAVE = "advantage_estimator 'rloo' has no value model; leave it out"
 OF_A_CRITIC = dict(lam=0.9, lam_value=1.0, vf_coef=0.5, cliprange_value=0.1)
 OF_A_CRITIC |= dict(whiten_rewards=True, bootstrap_truncated=True, share_value_trunk=True)
-OF_A_CRITIC |= dict(value_learning_rate=1e-4, value_warmup_updates=1)
+OF_A_CRITIC |= dict(value_learning_rate=1e-4, value_warmup_updates=1, value_pretrain_rollouts="a")
 BAD = [
     *[
         (dict(advantage_estimator=name), f"num_generations is 1: {name} compares")
@@ -733,7 +733,10 @@ BAD = [
         for name in GROUPED
     ],
     *[
-        (dict(advantage_estimator="rloo", num_generations=2) | {name: x}, f"{name} is {x}: {LEAVE}")
+        (
+            dict(advantage_estimator="rloo", num_generations=2) | {name: x},
+            f"{name} is {x!r}: {LEAVE}",
+        )
         for name, x in OF_A_CRITIC.items()
     ],
     (dict(importance_level="sequence"), "importance_level is 'sequence': one ratio"),

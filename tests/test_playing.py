@@ -234,8 +234,8 @@ TALKS: dict[str, tuple[list, dict, list[str], list[str]]] = {  # prompt, setting
     "thoughts": (USER, {}, ["<think>\nhm\n</think>\n\n5"] * 2, ["low", "high"]),
     "ends in blanks": (USER, {}, ["\n a \n\n", "b  "], ["\nlow\n\n", " high "]),
 }
-REFUSED = {("gemma", "system")}
-REWRITTEN = {("qwen3", "thoughts"), ("mistral", "system")} | {("r1", kind) for kind in TALKS}
+REFUSED = {("gemma", "system"), ("mistral", "system")}
+REWRITTEN = {("qwen3", "thoughts")} | {("r1", kind) for kind in TALKS}
 TRIMS = ("llama3", "mistral", "gemma", "qwen3", "r1")
 WORDS = r"'s|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -276,7 +276,9 @@ def test_a_conversation_that_is_played_has_the_ids_of_the_whole(name, pieces):
     end = tokenizer.convert_tokens_to_ids(stop)
     for kind, (prompt, settings, said, seen) in TALKS.items():
         if (name, kind) in REFUSED:
-            with pytest.raises(ValueError, match="no system"):
+            with pytest.raises(
+                ValueError, match="no system|writes the system's turn again in front"
+            ):
                 observation_frame(prompt, tokenizer, **settings)
             continue
         frame, talk = observation_frame(prompt, tokenizer, **settings), [*prompt]
@@ -310,6 +312,18 @@ def test_a_template_that_cannot_go_on_is_refused(signs, template, role, said):
     tokenizer.chat_template = template
     with pytest.raises(ValueError, match=said):
         observation_frame(USER, tokenizer, role)
+
+
+# catches: Llama 3's results of tools, which it writes as JSON: a quote in one would end it
+def test_an_observation_that_is_written_as_json(signs):
+    tokenizer, talk = copy.deepcopy(signs), [*USER, dict(role="assistant", content="a")]
+    tokenizer.chat_template = BRACKETS.replace("'(' ~ m.content", "'(' ~ m.content | tojson")
+    frame = observation_frame(USER, tokenizer)
+    assert frame == Frame("](", ")[", True) and not observation_frame(USER, signs).as_json
+    (ids,) = tokenizer([prompt_text([*talk, dict(role="user", content='b"\nc')], tokenizer)])[
+        "input_ids"
+    ]
+    assert ids[-len(frame.encode('b"\nc', tokenizer)) :] == frame.encode('b"\nc', tokenizer)
 
 
 # ---- One engine that writes what it is told, one world that answers what it is told ----

@@ -275,7 +275,7 @@ def test_a_judge_of_another_tokenizer_is_refused(ppo, letters, tmp_path):
 # ---- Runs that do nothing ----
 
 
-# catches: a run that ends well and has learnt nothing, or goes on without what was asked for
+# catches: a run that ends well and has learned nothing, or goes on without what was asked for
 @pytest.mark.parametrize(
     "settings, complaint",
     [
@@ -321,6 +321,16 @@ def test_a_router_learns_alike_however_a_step_is_split(letters, small_args, fami
         seen.append(trainer.state.log_history[0])
     for name in ("loss", "grad_norm"):
         assert seen[0][name] == pytest.approx(seen[1][name], rel=1e-5)
+
+
+# catches: experts that nothing balances, where the settings say that a loss does
+def test_a_router_without_its_loss_is_named(letters, small_args, caplog):
+    sizes = dict(n_routed_experts=4, num_experts_per_tok=2, num_key_value_heads=2, head_dim=8)
+    sizes |= dict(moe_intermediate_size=8, first_k_dense_replace=0, output_router_logits=True)
+    rows = Dataset.from_dict(dict(prompt=["ab"] * 8, completion=["cde"] * 8))
+    args, model = small_args(SFTConfig, max_steps=1), small_model("glm4_moe", **sizes)
+    SFTTrainer(model, args, rows, processing_class=letters).train()
+    assert "Glm4MoeForCausalLM returns no aux_loss: nothing balances its experts" in caplog.text
 
 
 # catches: an evaluation that draws from the generator of dropout and of the order of the rows

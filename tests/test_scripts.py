@@ -79,7 +79,7 @@ def script(models, tmp_path, monkeypatch):
 
 
 def trained(folder: Path, start: Path) -> bool:
-    "Whether the saved policy, or its adapter, has learnt."
+    "Whether the saved policy, or its adapter, has learned."
     adapter = folder / "adapter_model.safetensors"
     if adapter.is_file():
         return any(x.any() for name, x in load_file(adapter).items() if "lora_B" in name)

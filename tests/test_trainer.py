@@ -3,6 +3,7 @@ input."""
 
 import json
 import math
+import random
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -425,6 +426,18 @@ def test_predictions_go_by_the_seed(ppo, ranks):
         assert torch.equal(torch.get_rng_state(), before)
     assert (found[0] == found[1]).all() and found[0].tolist() != found[2].tolist()
     assert found[0][:8].tolist() != found[0][8:].tolist()
+
+
+# catches: a judge that draws while a run is looked at, and moves what the run draws next
+def test_a_look_at_a_judge_that_draws_moves_nothing(ppo):
+    numbers = np.random.get_state
+    draw = lambda: random.random() + np.random.rand() + float(torch.rand(()))  # noqa: NPY002
+    trainer = ppo(lambda prompts, responses, **_: [draw() for _ in responses])
+    for look in (trainer.evaluate, lambda: trainer.generate_completions(sampling=True)):
+        before = random.getstate(), numbers()[1].tolist(), numbers()[2], torch.get_rng_state()
+        look()
+        assert before[:3] == (random.getstate(), numbers()[1].tolist(), numbers()[2])
+        assert torch.equal(before[3], torch.get_rng_state())
 
 
 # catches: steps past the schedule that learn nothing, without a word

@@ -13,10 +13,7 @@ import pytest
 import torch
 
 from rlhf_nb.checks import check_update
-from rlhf_nb.exercises import training_loop
-from rlhf_nb.exercises.engine import Exercise, rewrite
-from rlhf_nb.exercises.training_loop import UPDATE, my_update, run_update
-from rlhf_nb.exercises.values import same
+from rlhf_nb.exercises.training_loop import UPDATE
 from rlhf_nb.fast_logprobs import response_logprobs
 from rlhf_nb.gae import gae, returns_from
 from rlhf_nb.kl import estimate_kl
@@ -239,32 +236,6 @@ def test_a_classic_mistake_is_named(name, seed):
         assert not verdict and verdict.text == message, (seed + k, verdict)
 
 
-# catches: a mistake that is not named where float32 rounds two programs with the same one apart
-def test_a_name_that_rounding_hides_is_found_in_another_world():
-    (edits, message), hidden = CLASSIC["gradients kept"], 1212619814
-    answer = written(PARTS, *edits)
-    assert Exercise.judge(UPDATE, answer, hidden).text != message
-    assert UPDATE.judge(answer, hidden).text == message
-
-
-# catches: a wrong answer that passes because in one draw no ratio passes the clip on the side where
-# the maximum of two losses differs from the clipped one
-def test_what_one_draw_cannot_tell_apart_fails_in_another():
-    clipped_alone = next(x for x in UPDATE.mistakes if x.startswith("You take the clipped policy"))
-    answer, hidden = UPDATE.wrong(clipped_alone), 1166821363
-    assert Exercise.judge(UPDATE, answer, hidden)
-    assert UPDATE.judge(answer, hidden).text == clipped_alone
-
-
-# catches: worlds in which no value falls far enough for the lower end of its clip
-def test_every_end_of_a_clip_matters_in_each_draw():
-    seed = 1634561874
-    without = rewrite(my_update, "old_values - 0.2 → old_values - 1.2")
-    first_worlds = training_loop.two_worlds(torch.Generator().manual_seed(seed))
-    assert all(same(run_update(without, w), run_update(my_update, w)) for w in first_worlds)
-    assert not UPDATE.judge(without, seed)
-
-
 def edits_of(names: tuple[str, ...]) -> list[str]:
     return [*itertools.chain(*(CLASSIC[name][0] for name in names))]
 
@@ -320,8 +291,23 @@ OTHERS = {
         "optimizer steps",
     ),
     "a temperature": (("(policy, *rows)", "(policy, *rows, temperature=0.7)"), "losses"),
-    "lam 1": (("gae(rewards, old_values, mask)", "gae(rewards, old_values, mask, lam=1.0)"), "losses"),
-    "values one column late": (("[:, :-1]", "[:, 1:]"), "losses"),
+    "lam 1": (("gae(rewards, old_values, mask)", "gae(rewards, old_values, mask, lam=1.0)"), "lambda"),
+    "gamma 0.99": (("gae(rewards, old_values, mask)", "gae(rewards, old_values, mask, 0.99)"), "gamma"),
+    "values one column late": (("[:, :-1]", "[:, 1:]"), "one column late"),
+    "k3": (("estimate_kl(old_logprobs, ref_logprobs)", "estimate_kl(old_logprobs, ref_logprobs, 'k3')"),
+           "k3"),
+    "whitened rewards": (
+        ("    advantages = gae", "    rewards = whiten(rewards, mask)\n    advantages = gae"),
+        "rewards are whitened"),
+    "values without a gradient": (
+        ("_values(value, *rows)[:, :-1]\n        loss", "_values(value, *rows)[:, :-1].detach()\n        loss"),
+        "No gradient reaches the value"),
+    "log-probs without a gradient": (
+        ("        loss = policy_loss(logprobs,", "        loss = policy_loss(logprobs.detach(),"),
+        "gets no gradient"),
+    "clipped gradients": (
+        ("        optimizer.step", "        torch.nn.utils.clip_grad_norm_([*policy.parameters(), "
+         "*value.parameters()], 1.0)\n        optimizer.step"), "norm of the gradients is clipped"),
     "a rollout of the reference": (("rollout(policy)", "rollout(reference)"), "losses"),
     "no mask": (("response_mask(response_ids, [stop_id])", "torch.ones_like(response_ids).bool()"),
                 "stop token"),

@@ -21,6 +21,7 @@ bound_templates()
 # text, or a conversation: [{"role": "user", "content": "..."}, ...]
 Turns = str | Sequence[Mapping[str, Any]]
 ROLES = dict(gpt="assistant", model="assistant", assistant="assistant", developer="system")
+THOUGHTS = "reasoning_content", "reasoning", "thinking"  # keys of a turn
 
 
 def check_turns(x: Any, name: str) -> list[Any]:
@@ -33,13 +34,20 @@ def check_turns(x: Any, name: str) -> list[Any]:
             f"{name} is {reprlib.repr(x)}: give text, or turns such as "
             "[{'role': 'user', 'content': '...'}], or drop the row with dataset.filter."
         )
-    for turn in turns:
-        says = isinstance(turn.get("content"), (str, list)) or turn.get("tool_calls")
+    for i, turn in enumerate(turns):
+        says = isinstance(x := turn.get("content"), (str, list)) or turn.get("tool_calls")
         if not isinstance(turn.get("role"), str) or not says:
             raise ValueError(
                 f"{name} has the turn {reprlib.repr(turn)}, whose role or content is no text: give "
                 "turns such as {'role': 'user', 'content': '...'}."
             )
+        for part in x if isinstance(x, list) else ():
+            if not isinstance(part.get("text") if isinstance(part, Mapping) else part, str):
+                raise ValueError(
+                    f"{name}: turn {i} of role {turn['role']!r} has {reprlib.repr(part)} in its "
+                    "content, which is no text, and models here read text alone: put it into "
+                    "words, or drop the row with dataset.filter."
+                )
     of_table = len({frozenset(turn) for turn in turns}) == 1
     return change_calls(drop_none(turns if of_table else call_texts(turns)), "arguments", _parsed)
 
@@ -93,24 +101,30 @@ def call_texts(turns: Any) -> Any:
 
 
 def join_blocks(turns: Any) -> list[dict[str, Any]]:
-    "Turns whose content is text, where it was blocks of nothing but text."
+    "Turns whose content is text, where it was blocks of nothing but text, or none beside a call."
 
-    def joined(x: Any) -> Any:
-        texts: list[Any] = [one.get("text") if isinstance(one, Mapping) else one for one in x]
-        return "".join(texts) if all(isinstance(text, str) for text in texts) else x
+    def joined(turn: Mapping[str, Any]) -> Any:
+        x = turn.get("content") or ("" if turn.get("tool_calls") else None)
+        texts: list[Any] = [one.get("text") if isinstance(one, Mapping) else one for one in x or ()]
+        return "".join(texts) if x and all(isinstance(text, str) for text in texts) else x
 
-    return [
-        {**turn, "content": joined(x)} if isinstance(x := turn.get("content"), list) else turn
-        for turn in turns
-    ]
+    return [{**turn, "content": joined(turn)} for turn in turns]
+
+
+def split_blocks(turns: Any) -> list[dict[str, Any]]:
+    "Turns whose content is blocks, which templates of models that see want."
+    block = lambda x: [dict(type="text", text=x)] if isinstance(x, str) else x or []
+    return [{**turn, "content": block(turn.get("content"))} for turn in turns]
 
 
 def lost_turn(
     turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **settings: Any
 ) -> int | None:
-    """The first turn of which the template leaves out a text or a call. Each is exchanged for a
-    mark of its own: where that is written, so is any other."""
+    """The first turn of which the template leaves out a text, a call, or the thoughts of an answer
+    that is the last; behind the last turn, where it leaves out a tool. Each is exchanged for a mark
+    of its own: where that is written, so is any other."""
     numbers, said, marked = count(0xF0000), list[tuple[str, str, int]](), list[dict[str, Any]]()
+    last = max((i for i, turn in enumerate(turns) if turn["role"] != "tool"), default=0)
 
     def mark(x: Any, shape: Callable[[int], str] = chr) -> Any:
         if isinstance(x, Mapping) and isinstance(x.get("text"), str):
@@ -124,13 +138,23 @@ def lost_turn(
         x, calls = turn.get("content"), turn.get("tool_calls")
         new = dict(content=[*map(mark, x)] if isinstance(x, list) else mark(x))
         new["tool_calls"] = change_calls(calls, "name", lambda x: mark(x, "call_{}_x".format))
+        thoughts = [k for k in THOUGHTS if turn.get(k) and len(marked) == last]
+        new |= dict.fromkeys(thoughts, mark(turn[thoughts[0]]) if thoughts else "")
         marked.append({**turn, **{k: x for k, x in new.items() if k in turn}})
+    tools = change_calls(settings.get("tools"), "name", lambda x: mark(x, "call_{}_x".format))
+    options = {**settings, "tools": tools, "continue_final_message": False}
     try:
-        text = write_turns(marked, tokenizer, **{**settings, "continue_final_message": False})
+        text = write_turns(marked, tokenizer, **options)
     except ValueError:  # a template that looks into what is said
         text = write_turns(turns, tokenizer, **settings)
         said = [(own, own, i) for _, own, i in said]
     return next((i for x, _, i in said if x not in text), None)
+
+
+NO_TOOLS = (
+    "the chat_template does not show the tools, so that no model would know them: set "
+    "tokenizer.chat_template to one that does, or leave out tools and describe them in the text."
+)
 
 
 def readable_turns(
@@ -138,22 +162,47 @@ def readable_turns(
 ) -> list[Any]:
     """A conversation of which the template writes all that is said; if need be, blocks of text
     are joined, and arguments are JSON. Raises ValueError that names the turn that is left out."""
-    turns, problems = check_turns(x, name), dict[bool, ValueError]()
+    turns, problems = check_turns(x, name), dict[int, ValueError]()
     as_given = lambda turns: turns
-    for blocks, calls in product((as_given, join_blocks), (as_given, call_texts)):
+    for blocks, calls in product((as_given, join_blocks, split_blocks), (as_given, call_texts)):
         try:
-            if (i := lost_turn(calls(blocks(turns)), tokenizer, name=name, **settings)) is None:
-                return calls(blocks(turns))
+            new = calls(blocks(turns))
+            if (i := lost_turn(new, tokenizer, name=name, **settings)) is None:
+                return new
+            if i == len(turns):
+                problems[i] = ValueError(f"{name}: {NO_TOOLS}")
+                break
             role = turns[i]["role"]
-            problems[True] = ValueError(
+            problems[i] = ValueError(
                 f"{name}: the chat_template does not write all that turn {i} of role {role!r} says "
                 f"({reprlib.repr(turns[i])}), so that no model would read it: give it text alone, "
                 "or calls alone, in a role that the template knows, such as "
                 f"{ROLES.get(role.lower(), 'user')!r}, or set another tokenizer.chat_template."
             )
         except ValueError as error:
-            problems.setdefault(False, error)
-    raise problems[max(problems)]
+            problems.setdefault(-1, error)
+    if (last := max(problems)) < 0:
+        raise name_refused(turns, problems[last], tokenizer, name, **settings)
+    raise problems[last]  # of the form that came furthest
+
+
+def name_refused(
+    turns: list[Any], error: ValueError, tokenizer: PreTrainedTokenizerBase, name: str, **how: Any
+) -> ValueError:
+    "The error, of a template that refuses a conversation, with the first turn that it refuses so."
+    how["continue_final_message"] = False
+    for i in range(len(turns) if tokenizer.chat_template else 0):
+        try:
+            write_turns(turns[: i + 1], tokenizer, **how)
+        except ValueError as other:
+            if (why := str(other.__cause__)) == str(error.__cause__):
+                return ValueError(
+                    f"{name}: the chat_template refuses turn {i} of role {turns[i]['role']!r} "
+                    f"({reprlib.repr(turns[i])}): {' '.join(why.split())}. Give text in turns of "
+                    "user and assistant, one after the other, the tools and chat_template_kwargs "
+                    "that it reads, or set another tokenizer.chat_template."
+                )
+    return error
 
 
 def render(
@@ -313,29 +362,21 @@ def answers_in(
     if (marked := generation_spans(turns, tokenizer, **settings)) is not None:
         of_prompt = generation_spans(turns[:first], tokenizer, **settings) if first else None
         return text, marked[len(of_prompt or []) :]
-
-    def place(i: int) -> tuple[int, int] | None:
-        return place_of(i, turns, text, tokenizer, **settings)
-
+    place = lambda i: place_of(i, turns, text, tokenizer, **settings)
     roles = [turn["role"] for turn in turns]
     answers = [i for i in range(first, len(turns)) if roles[i] == "assistant"]
     places = {i: where for i in answers if (where := place(i)) is not None}
     if not places:
         return text, []
     upto = max(places) + 1
-    if upto == len(turns):
-        last = trim_tail(text[places[upto - 1][1] :])
-    else:
+    last = trim_tail(text[places[upto - 1][1] :])
+    if upto < len(turns):
         last = last_mark(turns[:upto], tokenizer, **settings)
     opens = dict(settings, add_generation_prompt=True)
     given = {i: write_turns(turns[:i], tokenizer, **opens) for i in places if i}
     begins = {i: len(before) for i, before in given.items() if text.startswith(before)}
-
-    def opening_mark(i: int) -> str:
-        "What the template writes to open an answer."
-        before = given.get(i, "")
-        return before and before[overlap(write_turns(turns[:i], tokenizer, **settings), before) :]
-
+    bare = lambda i: write_turns(turns[:i], tokenizer, **settings)
+    opening_mark = lambda i: given[i][overlap(bare(i), given[i]) :] if i in given else ""
     opening, lead = "", ""  # of an answer, and the space behind it
     if given and len(begins) < len(places):
         i = [*given][-1]
@@ -344,7 +385,8 @@ def answers_in(
 
     spans: list[tuple[int, int]] = []
     for i, (start, end) in places.items():
-        at = text.rfind(opening, spans[-1][1] if spans else 0, start) if opening else -1
+        since = max(0, overlap(given.get(i, ""), text) - len(opening), *(x for _, x in spans[-1:]))
+        at = text.rfind(opening, since, start) if opening else -1
         if i in begins:
             start = begins[i]
         elif at >= 0:
@@ -352,16 +394,19 @@ def answers_in(
         elif lead.isspace() and text.endswith(lead, 0, start):
             start -= len(lead)
         length: int | None = len(last)
-        if not text.startswith(last or " ", end) and i + 1 < len(turns):
-            following, earlier = place(i + 1), place(roles.index(roles[i + 1]))
-            between = text[end : following[0] if following else None]
+        unlike = i + 1 < len(turns) and not text.startswith(last or " ", end)
+        after = place(i + 1) if unlike or (turns[i + 1 :] and turns[i].get("tool_calls")) else None
+        if unlike:
+            earlier = place(roles.index(roles[i + 1]))
             header = text[: earlier[0]] if earlier and earlier[0] < start else ""
+            between = text[end : after[0] if after else None]
             length = end_mark(between, last, header, tokenizer, opening_mark(i))
-        if length is None:
+        if length is None or (after and start <= after[0] < end):
             raise ValueError(
                 f"the chat_template writes {last!r} behind the last answer and something else "
-                f"behind turn {i} ({text[end : end + 30]!r}), so that its end cannot be told: put "
-                "{% generation %} and {% endgeneration %} around what the assistant says."
+                f"behind turn {i} ({text[end : end + 30]!r}), or turn {i + 1} inside it, so that "
+                "its end cannot be told: put {% generation %} and {% endgeneration %} around what "
+                "the assistant says."
             )
         spans.append((start, end + length))
     return text, spans

@@ -3,6 +3,7 @@ written again."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_nb.base.encoding import Turns, join_answer, plain_ids, render
 
 ANSWERS = "Uvwx", "Qrstu"  # stand for what the policy and the world say; no template has them
-WORLDS = "Hijkl", "Zabc"
+WORLDS = 'Hi"j\nkl', 'Z"a\nbc'  # as JSON it is another text
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Frame:
 
     before: str = ""  # from the end of an answer: its end mark, and what opens the next turn
     after: str = ""  # what closes that turn, and opens an answer
+    as_json: bool = False  # it writes the observation so
 
     def encode(
         self,
@@ -29,7 +31,8 @@ class Frame:
         stop_id: int | None = None,  # the stop token that the policy wrote; None: it wrote none
     ) -> list[int]:
         "The ids that follow an answer, up to where the policy goes on."
-        text = self.before + observation + self.after
+        said = json.dumps(observation, ensure_ascii=False) if self.as_json else observation
+        text = self.before + said + self.after
         if stop_id is not None and self.before:
             mark = str(tokenizer.decode([stop_id]))  # the policy wrote it
             text = text.removeprefix(mark)
@@ -76,7 +79,9 @@ def _last_frame(
     "What stands around the last observation of a conversation."
     what = f"a conversation that goes on behind an observation of role {role!r}"
     text = render(turns, tokenizer, what, **{**settings, "add_generation_prompt": True})
-    (answer, world), places = said, [text.count(x) for x in said]
+    (answer, world), as_json = said, json.dumps(said[1])
+    world = as_json if (is_json := as_json in text) else world
+    places = [text.count(x) for x in (answer, world)]
     if places != [1, 1] or text.index(answer) > text.index(world):
         raise ValueError(
             f"the chat_template writes an answer {places[0]} times and an observation of role "
@@ -84,4 +89,10 @@ def _last_frame(
             "another role, set another tokenizer.chat_template, or give text prompts."
         )
     before, after = text.split(answer)[1].split(world)
-    return Frame(before, after)
+    first = turns[0]["content"] if turns[0]["role"] == "system" else ""
+    if isinstance(first, str) and first.strip() and first.strip() in before + after:
+        raise ValueError(
+            "the chat_template writes the system's turn again in front of each observation of role "
+            f"{role!r}: put its text into the first turn of the user."
+        )
+    return Frame(before, after, is_json)

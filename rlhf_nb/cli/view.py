@@ -136,9 +136,10 @@ def view_command(words: Sequence[str]) -> None:
         writable(path, "--output", options.overwrite)
     from rlhf_nb.base.loading import pretrained_tokenizer  # seconds that `--help` does not wait for
     from rlhf_nb.cli.models import require_name
+    from rlhf_nb.training.saving import left_out, rollout_files
     from rlhf_nb.ui.episodes import notes_of
     from rlhf_nb.ui.foreign import parse_columns
-    from rlhf_nb.ui.run_files import left_out, ranges_of, rollout_files
+    from rlhf_nb.ui.run_files import ranges_of
     from rlhf_nb.ui.viewer import browse
 
     columns = None if options.columns is None else parse_columns([options.columns])

@@ -27,8 +27,9 @@ from rlhf_nb.training.logs import logged_rows
 from rlhf_nb.training.metrics import metric_of
 from rlhf_nb.training.model_loading import load_policy, load_scorer, load_tokenizer
 from rlhf_nb.training.resume import changes_text, saved_run
+from rlhf_nb.training.saving import left_out, rollout_files
 from rlhf_nb.turns import keep_chosen, put_fields_back, reached_stops
-from rlhf_nb.ui.run_files import left_out, ranges_of, rollout_files
+from rlhf_nb.ui.run_files import ranges_of
 from rlhf_nb.update import charge
 
 FIXED = {  # settings of an update whose other values need what checkpoint and rollout do not hold
@@ -244,7 +245,7 @@ def movement(trainer: PPOTrainer, r: Rollout) -> dict[str, float]:
 def update_again(
     source: Source,
     changes: Mapping[str, Any],  # settings of it that change
-) -> tuple[PPOTrainer, Rollout, dict[str, float]]:  # after the update; what it learnt from
+) -> tuple[PPOTrainer, Rollout, dict[str, float]]:  # after the update; what it learned from
     "The update with some settings. Raises FloatingPointError where it diverges."
     quiet, threads = no_bars(quiet=True), threads_of(source.checkpoint)
     with quiet, threads, random_state_kept(), tempfile.TemporaryDirectory() as folder:

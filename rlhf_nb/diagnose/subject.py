@@ -45,6 +45,7 @@ QUIET: dict[str, Any] = dict(
     lr_scheduler_type="constant",
     warmup_steps=0,
     value_warmup_updates=0,
+    value_pretrain_rollouts=None,
     target_kl=None,
 )
 

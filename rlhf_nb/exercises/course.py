@@ -8,12 +8,11 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-WORDS, LINES = 200, 20  # that are read in a minute
+# Words, lines and cells of printed tables that are read in a minute; minutes for each of the others
+WORDS, LINES, CELLS, PICTURE, FORMULA, PREDICT = 200, 20, 100, 0.5, 1, 1.5
 EXERCISE = re.compile(r"^\*\*Exercise\*\* · (easy|medium|hard) · (\d+) minutes · (\S.*)", re.M)
-
-
 PATH = {  # the parts of the path, and the numbers of their pages, in the order of reading
-    "why, and the map": ("00",),
+    "a tour": ("00",),
     "policy gradients": ("01",),
     "shapes": ("02", "04", "05"),
     "the reward model": ("06",),
@@ -24,6 +23,8 @@ PATH = {  # the parts of the path, and the numbers of their pages, in the order 
     "did it work?": ("14",),
 }
 MORE = re.compile(r"## More\b")  # what is below this heading of a page is beside the path
+# To run each page of the path, in order: of a processor, on one thread
+SECONDS = (57, 8, 9, 9, 9, 43, 10, 9, 10, 9, 33, 9)
 
 
 class Page(NamedTuple):
@@ -32,14 +33,9 @@ class Page(NamedTuple):
     name: str  # 10_gae
     title: str
     promise: str  # the line below the title
-    reading: float
+    reading: float  # and to look and think
     exercises: int
     more: float  # to read and to work through
-
-    @property
-    def minutes(self) -> float:
-        "To read and to work through what is above `## More`."
-        return self.reading + self.exercises
 
 
 def source_of(page: dict[str, Any], kind: str) -> list[str]:
@@ -58,17 +54,29 @@ def at_more(
 
 
 def reading_minutes(page: dict[str, Any]) -> float:
-    """Words / 200 + lines of code / 20, over all cells of a notebook, folded ones too. Blank lines
-    and directives (`#| export`) are not counted."""
+    """Words / 200 + lines of code / 20, over all cells of a notebook, folded ones too. Blank lines,
+    directives (`#| export`) and Colab's first cell are not counted."""
     words = sum(len(text.split()) for text in source_of(page, "markdown"))
-    lines = [line.strip() for code in source_of(page, "code") for line in code.splitlines()]
+    codes = (code for code in source_of(page, "code") if "google.colab" not in code)
+    lines = [line.strip() for code in codes for line in code.splitlines()]
     return words / WORDS + sum(bool(x) and not x.startswith("#|") for x in lines) / LINES
+
+
+def thinking_minutes(page: dict[str, Any]) -> float:
+    "What words and lines leave out: kept pictures, cells of kept tables, formulas, each *Predict*."
+    kept = [o.get("data", {}) for c in page["cells"] for o in c.get("outputs", [])]
+    drawn = ("".join(x.get("image/svg+xml", "png" * ("image/png" in x))) for x in kept)
+    pictures = sum(bool(x) and "The RLHF-PPO loop:" not in x for x in drawn)
+    cells = sum("".join(x.get("text/html", "")).count("/td") for x in kept)
+    text = "".join(source_of(page, "markdown"))
+    formulas, predicts = text.count("$$") / 2, text.count("*Predict.*")
+    return pictures * PICTURE + cells / CELLS + formulas * FORMULA + predicts * PREDICT
 
 
 def exercise_minutes(page: dict[str, Any]) -> int:
     "The sum of what the exercises of a notebook announce: `**Exercise** · easy · 5 minutes · why`."
-    per_cell = (EXERCISE.findall(text) for text in source_of(page, "markdown"))
-    return sum(int(minutes) for exercises in per_cell for _, minutes, _ in exercises)
+    text = "\n\n".join(source_of(page, "markdown"))
+    return sum(int(minutes) for _, minutes, _ in EXERCISE.findall(text))
 
 
 def course_pages(
@@ -81,52 +89,45 @@ def course_pages(
         title, _, promise = source_of(page, "markdown")[0].partition("\n")
         title, promise = title.removeprefix("# "), promise.strip().removeprefix("> ")
         above, more = at_more(page)
-        minutes = reading_minutes(above), exercise_minutes(above)
-        beside = reading_minutes(more) + exercise_minutes(more)
-        pages.append(Page(path.stem, title, promise.partition("\n")[0], *minutes, beside))
+        reading, beside = (reading_minutes(x) + thinking_minutes(x) for x in (above, more))
+        doing, beside = exercise_minutes(above), beside + exercise_minutes(more)
+        pages.append(Page(path.stem, title, promise.partition("\n")[0], reading, doing, beside))
     if not pages:
         raise FileNotFoundError(f"{folder} has no pages of the course: give the folder nbs/course.")
     return pages
 
 
-def path_pages(
-    folder: str | Path,  # as for `course_pages`
-) -> list[Page]:
+def path_pages(folder: str | Path) -> list[Page]:
     "The pages of the path, in the order of reading."
-    order = [number for numbers in PATH.values() for number in numbers]
     pages = {page.name[:2]: page for page in course_pages(folder)}
-    return [pages[number] for number in order if number in pages]
+    return [pages[x] for numbers in PATH.values() for x in numbers if x in pages]
 
 
 def _link_to(page: Page) -> str:
     return f"[{page.name[:2]} {page.title}]({page.name}.ipynb)"
 
 
-def path_table(
-    folder: str | Path,  # as for `course_pages`
-) -> str:
+def path_table(folder: str | Path) -> str:
     "The path in Markdown: a line for each page with its minutes, and their sums."
     parts = {numbers[0]: part for part, numbers in PATH.items()}
     pages = path_pages(folder)
     lines = [
-        f"| {parts.get(p.name[:2], '')} | {_link_to(p)} | {p.promise} |"
-        f" {p.reading:.0f} | {p.exercises or '–'} | {p.more:.0f} |"
-        for p in pages
+        f"| {i} | {parts.get(p.name[:2], '')} | {_link_to(p)} | {p.promise} |"
+        f" {p.reading:.0f} | {p.exercises or '–'} | {p.more:.0f} | {seconds} |"
+        for i, (p, seconds) in enumerate(zip(pages, SECONDS), 1)
     ]
     reading, exercises, more = (sum(x) for x in list(zip(*pages))[3:])
-    both = f"| **{reading + exercises:.0f} minutes in all** | | |"
-    total = f"{both} **{reading:.0f}** | **{exercises}** | {more:.0f} |"
-    head = "| part | page | what it does | to read | exercises | more |"
-    return "\n".join([head, "|---|---|---|---|---|---|", *lines, total])
+    both = f"| | **{reading + exercises:.0f} minutes in all** | | |"
+    total = f"{both} **{reading:.0f}** | **{exercises}** | {more:.0f} | {sum(SECONDS)} |"
+    head = "| step | part | page | what it does | to read | exercises | more | seconds to run |"
+    return "\n".join([head, "|---|---|---|---|---|---|---|---|", *lines, total])
 
 
-def beside_table(
-    folder: str | Path,  # as for `course_pages`
-) -> str:
+def beside_table(folder: str | Path) -> str:
     "The pages beside the path in Markdown, with their minutes."
     path = path_pages(folder)
     lines = [
-        f"| {_link_to(p)} | {p.promise} | {p.minutes + p.more:.0f} |"
+        f"| {_link_to(p)} | {p.promise} | {p.reading + p.exercises + p.more:.0f} |"
         for p in course_pages(folder)
         if p not in path
     ]

@@ -22,7 +22,7 @@ def my_step_rewards(told: Steps, facts: dict[str, str]) -> list[float]:
     rewards, now, before = [], {}, 0
     for slot, value in told:
         now[slot] = value
-        points = sum(facts[s] == v for s, v in now.items())
+        points = sum(facts.get(s) == v for s, v in now.items())
         rewards.append(float(points - before))
         before = points
     return rewards
@@ -48,7 +48,8 @@ def _step_cases(g: Generator) -> list[Case]:
         [b, *[wrong[0], a] * one(g, 2, 5)],
         [(right + wrong)[i] for i in integers(g, 0, 5, one(g, 6, 10)).tolist()],
     ]
-    return [dict(told=text, facts=facts) for text in texts]
+    fewer = {slot: facts[slot] for slot in slots[:2]}  # nobody knows the third
+    return [dict(told=text, facts=known) for known in (facts, fewer) for text in texts]
 
 
 def _at_the_end(told: Steps, facts: dict[str, str]) -> list[float]:
@@ -57,11 +58,11 @@ def _at_the_end(told: Steps, facts: dict[str, str]) -> list[float]:
 
 def _ahead(told: Steps, facts: dict[str, str]) -> list[float]:
     last = {slot: i for i, (slot, _) in enumerate(told)}
-    return [float(last[s] == i and facts[s] == v) for i, (s, v) in enumerate(told)]
+    return [float(last[s] == i and facts.get(s) == v) for i, (s, v) in enumerate(told)]
 
 
 def _once(told: Steps, facts: dict[str, str]) -> list[float]:
-    return [float(facts[x[0]] == x[1] and x not in told[:i]) for i, x in enumerate(told)]
+    return [float(facts.get(x[0]) == x[1] and x not in told[:i]) for i, x in enumerate(told)]
 
 
 def _to_go(told: Steps, facts: dict[str, str]) -> list[float]:
@@ -69,7 +70,7 @@ def _to_go(told: Steps, facts: dict[str, str]) -> list[float]:
     return [sum(steps[i:]) for i in range(len(steps))]
 
 
-PAID, RIGHT = "float(points - before)", "sum(facts[s] == v for s, v in now.items())"
+PAID, RIGHT = "float(points - before)", "sum(facts.get(s) == v for s, v in now.items())"
 
 STEP_REWARDS = Exercise(
     my_step_rewards,
@@ -78,7 +79,7 @@ STEP_REWARDS = Exercise(
     {
         "You pay each right mention, so a policy that says one fact again and again earns a point "
         "each time. Pay what the text is worth now, "
-        "less what it was worth before.": f"{PAID} → float(facts[slot] == value)",
+        "less what it was worth before.": f"{PAID} → float(facts.get(slot) == value)",
         "You pay the whole total at each step, so any further step earns it again: "
         "subtract the total before.": f"{PAID} → float(points)",
         "You pay progress and charge nothing for a relapse, so a policy that takes a fact back and "
@@ -97,9 +98,18 @@ STEP_REWARDS = Exercise(
         "These are the rewards to go: the trainer adds up by itself. Give what each step "
         "earned.": _to_go,
         "The sum is not the old reward: a wrong value counts "
-        "0, and not -1.": f"{RIGHT} → sum(1 if facts[s] == v else -1 for s, v in now.items())",
+        "0, and not -1.": f"{RIGHT} → sum(1 if facts.get(s) == v else -1 for s, v in now.items())",
         "The sum is not the old reward: that is the number of facts, "
         "and you pay a share of them.": f"{PAID} → (points - before) / len(facts)",
+        "told may name a slot that facts does not have: it earns nothing. "
+        "Look it up with facts.get.": "facts.get(s) → facts[s]",
+        "You compare None with None: a slot that nobody told and that facts does not have earns "
+        "nothing.": f"{RIGHT} → sum(facts.get(s) == now.get(s) for s in VALUES)",
+        "You compare None with None: a slot that facts does not have earns nothing the first "
+        "time, and not -1.": (
+            "now[slot] = value → old, now[slot] = now.get(slot), value; "
+            f"{PAID} → float(facts.get(slot) == value) - float(facts.get(slot) == old)"
+        ),
         "The sign is wrong: what the text is worth now, "
         "less what it was worth before.": f"{PAID} → float(before - points)",
     },

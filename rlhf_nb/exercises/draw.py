@@ -43,6 +43,12 @@ def two(g: Generator, options: Sequence[T]) -> tuple[T, T]:
     return options[i], options[j]
 
 
+def far(x: Tensor) -> Tensor:
+    "x [B, T] with 25 and -25 in front, which a clamp at 10 would change."
+    x[0, :2] = torch.tensor([25.0, -25.0])
+    return x
+
+
 def draw_lengths(*rows: int, width: int) -> Tensor:
     "The mask [B, width] of responses of these lengths."
     return torch.arange(width) < torch.tensor(rows)[:, None]

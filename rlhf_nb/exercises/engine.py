@@ -28,6 +28,7 @@ from rlhf_nb.exercises.values import (
     fresh,
     leaves,
     numbers,
+    plain,
     same,
     show_short,
 )
@@ -98,6 +99,7 @@ class Exercise:
     mistakes: Mapping[str, Wrong]  # the message for a mistake: a program that makes it
     grads: tuple[str, ...] = ()  # the arguments whose gradients are compared
     results: tuple[str, ...] = ()  # the names of several results
+    valued: bool = True  # False: the gradients alone matter, and how many numbers there are
     _programs: dict[str, Callable] = field(default_factory=dict, repr=False)
 
     @property
@@ -151,7 +153,7 @@ class Exercise:
             todo = f"{self.name} returns None: write its body, then run this cell again."
             return Verdict(False, todo)
         want = [self.result(self.right, fresh(case)) for case in cases]
-        failing = [i for i in range(len(cases)) if not same(got[i], want[i])]
+        failing = [i for i in range(len(cases)) if not self.alike(got[i], want[i])]
         weights = [i for i in range(len(cases)) if not failing and self.flows(cases[i])]
         by = lambda program, i: self.gradients(program, cases[i])
         failing += [i for i in weights if not _same_gradients(by(answer, i), by(self.right, i))]
@@ -182,12 +184,19 @@ class Exercise:
         "What a program returns on a case, as it is compared."
         return attempt(program, *given.values())
 
+    def alike(self, a: Any, b: Any) -> bool:
+        "Whether two results are the same, as far as the exercise says what they are."
+        x, y = plain(a), plain(b)
+        if self.valued or x is None or y is None:
+            return same(a, b)
+        return x.numel() == y.numel()
+
     def _agree(
         self, program: Callable, answer: Callable, cases: list[Case], got: list[Any], padded: bool
     ) -> bool:
         """Whether a program of the catalogue does what the answer does, gradients included: those
         of infinite padding (`padded`) only where no number is wrong."""
-        if not all(same(self.result(program, fresh(c)), x) for c, x in zip(cases, got)):
+        if not all(self.alike(self.result(program, fresh(c)), x) for c, x in zip(cases, got)):
             return False
         return all(
             _same_gradients(self.gradients(program, c), self.gradients(answer, c))
@@ -237,26 +246,26 @@ class Exercise:
 
     def _gradient_mistake(self, answer: Callable, case: Case) -> str:
         got, want = self.gradients(answer, case), self.gradients(self.right, case)
+        but = "The numbers are right, but" if self.valued else "You return one number, but"
         if got is None or want is None:
             return (
-                "The numbers are right, but your function fails on tensors that need a gradient: "
+                f"{but} your function fails on tensors that need a gradient: "
                 "stay within torch, and change nothing in place."
             )
         if not _finite(got):
             return (
-                "The numbers are right, but a gradient is NaN or infinite: what is infinite on "
+                f"{but} a gradient is NaN or infinite: what is infinite on "
                 "padding has to be left out before it is computed with, not after."
             )
         name = next(n for n in self.grads if not same(got[n], want[n], 1e-4))
         if not bool(got[name].any()):
             return (
-                f"The numbers are right, but no gradient reaches {name}: look for a detach too "
+                f"{but} no gradient reaches {name}: look for a detach too "
                 "many, or for no_grad, item, tolist or numpy on the way."
             )
-        return (
-            f"The numbers are right, but the gradient with respect to {name} is not, because of a "
-            f"detach too many or one that is missing. {difference(got[name], want[name])}"
-        )
+        why = ", because of a detach too many or one that is missing" * self.valued
+        where = difference(got[name], want[name])
+        return f"{but} the gradient with respect to {name} is wrong{why}. {where}"
 
     # ---- What is shown ----
 

@@ -23,15 +23,16 @@ def my_weights(logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, cap: flo
 def _weights_cases(g: Generator) -> list[Case]:
     def case(mask: Tensor, dirt: float, cap: float) -> Case:
         theirs = uniform(g, -3, -0.2, *mask.shape)
+        theirs[0, 0] -= 13.0
         ours = theirs + uniform(g, -1.5, 1.5, *mask.shape)
-        ours[0, :2] = theirs[0, :2] + torch.tensor([2.5, -0.8])
+        ours[0, :2] = theirs[0, :2] + torch.tensor([3.5, -12.0])
         ours, theirs = dirty(ours, mask, dirt), dirty(theirs, mask, dirt)
         return dict(logprobs=ours, engine_logprobs=theirs, mask=mask, cap=cap)
 
     return [
         case(draw_lengths(3, 2, width=3), -1.0, 2.0),
         case(draw_lengths(4, 1, 0, width=4), -9.0, pick(g, [1.5, 2.5])),
-        case(draw_lengths(3, one(g, 1, 3), 0, width=3), -math.inf, pick(g, [3.0, 4.0])),
+        case(draw_lengths(3, one(g, 1, 3), 0, width=3), -math.inf, pick(g, [12.0, 15.0])),
     ]
 
 
@@ -64,8 +65,6 @@ WEIGHTS = Exercise(
         ),
         "Padding has a weight: "
         "it should be 0 there, by the mask.": "torch.where(mask, weights, 0.0) → weights",
-        "All tokens of a row have one weight: each token has its "
-        "own.": "gap.exp() → torch.where(mask, gap, 0.0).sum(1, keepdim=True).expand_as(gap).exp()",
         "You scale the weights to mean 1: each is a ratio, as it is.": (
             "torch.where(mask, weights, 0.0) → "
             "torch.where(mask, weights / weights[mask].mean(), 0.0)"

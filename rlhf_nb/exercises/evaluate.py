@@ -27,9 +27,9 @@ def _best_of_n_cases(g: Generator) -> list[Case]:
 
     few, many = two(g, [1, 3, 4])
     return [
-        dict(scores=[1.0, 5.0, 2.0], n=2),
+        dict(scores=[10.0, 50.0, 20.0], n=2),
         dict(scores=[0.3, -1.0, 4.0, 2.5, 0.0], n=3),
-        dict(scores=[2.0, 7.0, 1.0, 3.0], n=1),
+        dict(scores=[-20.0, -70.0, -10.0, -30.0], n=1),
         case(one(g, 5, 7), 2),
         case(one(g, 5, 7), few),
         case(one(g, 5, 7), many),
@@ -57,13 +57,8 @@ BEST_OF_N = Exercise(
         "math.comb(k, m) chooses m of k.": f"{WAYS} → math.comb(n - 1, i)",
         "You choose n of the scores below: "
         "choose n - 1, because the score itself is the n-th.": f"{WAYS} → math.comb(i, n)",
-        "You choose n + 1 of the scores below: "
-        "choose n - 1, because the score itself is the n-th.": f"{WAYS} → math.comb(i, n + 1)",
         "You choose n - 2 of the scores below, so you are off by one: "
         "n - 1 of them and the score itself make n.": f"{WAYS} → math.comb(i, max(n - 2, 0))",
-        "You divide the number of sets by the score: "
-        "multiply each score by it.": "math.comb(i, n - 1) * score → math.comb(i, n - 1) / score",
-        "You multiply by the number of sets: divide by it.": f"total * {SETS}",
         "That is the best of one set, "
         "the first n scores: average over all sets.": "max(scores[:n])",
         "That is the best of all scores: n makes no difference.": "max(scores)",

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import dirty, draw_lengths, normal, pick, ragged_mask
+from rlhf_nb.exercises.draw import dirty, draw_lengths, far, normal, pick, ragged_mask
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -32,7 +32,7 @@ def my_gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: flo
 
 def _gae_cases(g: Generator) -> list[Case]:
     def case(mask: Tensor, dirt: float, gamma: float, lam: float) -> Case:
-        rewards, values = normal(g, *mask.shape), normal(g, *mask.shape)
+        rewards, values = far(normal(g, *mask.shape)), far(normal(g, *mask.shape)).roll(1, 1)
         rewards, values = dirty(rewards, mask, dirt), dirty(values, mask, 1 - dirt)
         return dict(rewards=rewards, values=values, mask=mask, gamma=gamma, lam=lam)
 

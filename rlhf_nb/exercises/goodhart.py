@@ -63,7 +63,5 @@ BEST_OF_N_KL = Exercise(
         "n answers are drawn from p.": f"{Q} → upto ** (n + 1) - (upto - p) ** (n + 1)",
         "That is the mean over the answers: "
         "add up the terms, they are already weighted by q.": ".sum() → .mean()",
-        "You weight nothing: "
-        "each term log(q/p) counts with its probability q.": "(q * (q / p).log()) → (q / p).log()",
     },
 )

@@ -48,7 +48,7 @@ def _impossible_cases(g: Generator) -> list[Case]:
     dead = (0.0,) * 5
     return [
         a_log(),
-        a_log(entropy=(10.0, 11.0, -0.2, 8.0, 6.0)),
+        a_log(entropy=(10.0, 11.0, -0.01, 8.0, 6.0)),
         a_log(entropy=(10.0, 0.1, 0.5, 0.0, 6.0)),
         a_log(kl=(0.3, 0.0, 0.0, 1.1, 2.4)),
         a_log(kl=(0.0, 0.0, 0.3, 1.1, 2.4)),

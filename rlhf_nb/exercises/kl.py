@@ -23,8 +23,10 @@ def my_k3(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
 
 def _k3_cases(g: Generator) -> list[Case]:
     def case(mask: Tensor, dirt: float) -> Case:
-        logprobs = dirty(uniform(g, -3, -0.1, *mask.shape), mask, dirt)
-        ref_logprobs = dirty(uniform(g, -3, -0.1, *mask.shape), mask, -1.0)
+        logprobs, ref_logprobs = uniform(g, -3, -0.1, 2, *mask.shape)
+        logprobs[0, 0] -= 13.0  # far from the reference, on both sides
+        ref_logprobs[0, 1] -= 13.0
+        logprobs, ref_logprobs = dirty(logprobs, mask, dirt), dirty(ref_logprobs, mask, -1.0)
         return dict(logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
 
     return [
@@ -65,6 +67,13 @@ K3 = Exercise(
         "x itself.": f"{WHERE} → {BARE}; {EXPM1} → torch.where(mask, torch.expm1(-x) + x, 0.0)",
         "Return one number per token, not a mean: "
         "the caller decides how to average.": "(torch.expm1(-x) + x).mean()",
+        **{
+            f"You clamp the log-ratio at {c}, so a token far from the reference costs too little "
+            "and has no gradient.": f"{WHERE} → {WHERE}.clamp(-{c}, {c})"
+            for c in (5, 10)
+        },
+        "You clamp the result at 10: beyond it k3 goes on rising, and a clamp has no "
+        "gradient.": f"({EXPM1}).clamp(max=10)",
     },
     grads=("logprobs",),
 )
@@ -92,8 +101,10 @@ def _kl_gradient_cases(g: Generator) -> list[Case]:
         return case(normal(g, size + 1, size), normal(g, size + 1, size), length)
 
     tree = torch.tensor([[0.0, 0.0], [2.0, -2.0], [0.0, 0.0]])  # of the page
+    high = torch.tensor([[12.5, 12.0], [-12.0, -12.5], [0.5, 0.0]])
     return [
         case(tree, torch.zeros(3, 2), 2),
+        case(high, torch.tensor([[30.0, -30.0]] * 3), 2),
         draw_case(2, 1),
         draw_case(one(g, 3, 5), 3),
         draw_case(3, one(g, 4, 6)),
@@ -150,30 +161,16 @@ KL_GRADIENT = Exercise(
         "The rows are shifted by one: row 1 + a comes after token a.": "to_go[1:] → to_go[:-1]",
         "The sign is wrong: "
         "the log-ratio is log π minus log π_ref.": "(logp - logq) → (logq - logp)",
-        "log π_ref is added: "
-        "subtract it, because the log-ratio is a difference.": "(logp - logq) → (logp + logq)",
-        "What follows is subtracted: "
-        "add the KL of later tokens to a token's own.": f"{NEXT} → own - chance @ to_go[1:]",
-        "The KL of a row is a sum over its tokens, each weighted by its probability: "
-        "you took the mean.": ".sum(-1) → .mean(-1)",
         "You weight by the reference's probabilities: "
         "use the policy's.": "chance = logp.exp() → chance = logq.exp()",
-        "You weight by log-probs: "
-        "take their exponential, exp, for probabilities.": "chance = logp.exp() → chance = logp",
         "Each row of logits is a distribution of its own: take log_softmax over the last axis, "
         "-1.": "logp, logq = logits.log_softmax(-1) → logp, logq = logits.log_softmax(0)",
         "Each row of ref_logits is a distribution of its own: take log_softmax "
         "over the last axis, -1.": "ref_logits.log_softmax(-1) → ref_logits.log_softmax(0)",
         "You took the softmax of logits, which gives probabilities: take log_softmax, "
         "for log-probs.": "logp, logq = logits.log_softmax → logp, logq = logits.softmax",
-        "You took the softmax of ref_logits, which gives probabilities: "
-        "take log_softmax, for log-probs.": "ref_logits.log_softmax → ref_logits.softmax",
-        "You took the largest term of a row: its KL is the sum.": ".sum(-1) → .amax(-1)",
-        "You divide by the log-ratio: "
-        "multiply each token's log-ratio by its probability.": "chance * (logp → chance / (logp",
         "Your response begins in row 1: "
         "row 0 is the first, and row 1 comes after token 0.": "to_go[0] → to_go[1]",
-        "Your response begins in the last row: row 0 is the first.": "to_go[0] → to_go[-1]",
         "log_softmax is missing: logits have to "
         "be normalised.": "logits.log_softmax(-1), ref_logits.log_softmax(-1) → logits, ref_logits",
         "That is the gradient of the rows' own KLs, added up: a response does not visit every row "
@@ -182,8 +179,6 @@ KL_GRADIENT = Exercise(
         "That is the gradient of the rows' own KLs, averaged: a response does not visit every row "
         "equally often. Follow it from row 0 for length tokens, "
         "and weight each row by the probability of reaching it.": "to_go[0], log → own.mean(), log",
-        "That is the gradient of the rows' own KLs, averaged, and a factor: a response "
-        "does not visit every row equally often.": "to_go[0], log → length * own.mean(), log",
         "Every row is counted as a beginning, by a mean: a response begins with row 0, "
         "and a mean over rows is a factor besides.": "to_go[0] → to_go.mean()",
         "That is a KL, and its gradient was wanted, which has the shape of logits: let autograd "

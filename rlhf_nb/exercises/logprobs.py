@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import draw_lengths, integers, normal, pick, ragged_mask
+from rlhf_nb.exercises.draw import draw_lengths, far, integers, normal, pick, ragged_mask
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -31,6 +31,8 @@ def _logprobs_cases(g: Generator) -> list[Case]:
         logits[:, prompt_width - 1 : -1][~mask] = dirt
         logits[:, -1] = dirt
         ids = integers(g, 0, 2, len(mask), width)
+        far(logits[:, prompt_width - 1])
+        ids[0, prompt_width] = 1
         return dict(logits=logits, ids=ids, prompt_width=prompt_width, mask=mask)
 
     return [

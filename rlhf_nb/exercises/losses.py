@@ -26,18 +26,24 @@ def my_policy_loss(
     return loss.sum()
 
 
+OFF = 0.005  # so that nothing drawn is just on the edge of a clip, where gradients are a choice
+FAR = (12.0, -30.0), (-12.0, 30.0), (1.0, 30.0), (-1.0, -30.0)  # log-ratio and advantage
+
+
 def _policy_cases(g: Generator) -> list[Case]:
     def case(ratio: Tensor, advantages: Tensor, mask: Tensor, dirt: float, clip: float) -> Case:
-        old = dirty(uniform(g, -3, -0.2, *mask.shape), mask, dirt)
+        old = uniform(g, -3, -0.2, *mask.shape) - ratio.log().clamp(min=0)
+        old = dirty(old, mask, dirt)
         new, advantages = dirty(old + ratio.log(), mask, dirt), dirty(advantages, mask, 7.0)
         given = dict(logprobs=new, old_logprobs=old, advantages=advantages, mask=mask)
         return given | dict(cliprange=clip)
 
     def draw_case(mask: Tensor, dirt: float, cliprange: float) -> Case:
-        ratio, advantages = uniform(g, 0.3, 1.9, *mask.shape), normal(g, *mask.shape)
+        ratio, advantages = OFF + uniform(g, 0.3, 1.9, *mask.shape), normal(g, *mask.shape)
         return case(ratio, advantages, mask, dirt, cliprange)
 
     both = torch.tensor([[0.5, 1.5, 1.1, 1.7], [0.4, 0.9, 1.0, 1.0]])
+    one = torch.ones(1, 1).bool()
     signs = torch.tensor([[1.0, 2.0, -0.5, -1.5], [-0.8, 0.6, 0.0, 0.0]])
     return [
         case(both, signs, draw_lengths(4, 2, width=4), -1.0, 0.2),
@@ -46,6 +52,8 @@ def _policy_cases(g: Generator) -> list[Case]:
         draw_case(draw_lengths(3, width=3), 0.0, 0.3),
         # both edges count
         case(both, signs, draw_lengths(4, 2, width=4), 0.0, pick(g, [0.3, 0.4])),
+        # large advantages, with ratios that count though they are very large or small
+        *[case(torch.tensor([[x]]).exp(), torch.tensor([[a]]), one, 0.0, 0.2) for x, a in FAR],
     ]
 
 
@@ -128,9 +136,10 @@ def _value_cases(g: Generator) -> list[Case]:
     def draw_case(mask: Tensor, dirt: float, cliprange: float) -> Case:
         old = normal(g, *mask.shape)
         moved, returns = normal(g, *mask.shape, scale=0.7), normal(g, *mask.shape, scale=1.5)
-        return case(old + moved, old, returns, mask, dirt, cliprange)
+        return case(old + moved + OFF, old, returns, mask, dirt, cliprange)
 
-    ends, still = torch.tensor([[1.0, -1.0]]), torch.zeros(1, 2)
+    far = torch.tensor([[[23.0, 17.0, 23.0]], [[20.0, 20.0, 20.0]], [[40.0, 5.0, -40.0]]])
+    values, old, returns = torch.cat([far, -far], 2)
     return [
         case(
             torch.tensor([[1.0, -1.0, 0.6, -0.4], [0.1, 0.0, 0.0, 0.0]]),
@@ -143,8 +152,8 @@ def _value_cases(g: Generator) -> list[Case]:
         draw_case(draw_lengths(4, 3, 0, width=4), 3.0, pick(g, [0.1, 0.15])),
         draw_case(ragged_mask(g, 3, 4), math.inf, pick(g, [0.3, 0.4, 0.5])),
         draw_case(draw_lengths(3, width=3), 0.0, 0.3),
-        # both edges count, whatever was drawn above
-        case(ends, still, 2 * ends, draw_lengths(2, width=2), 0.0, pick(g, [0.3, 0.4])),
+        # both edges count on both sides of 0, whatever was drawn above
+        case(values, old, returns, draw_lengths(6, width=6), 0.0, pick(g, [0.3, 0.4])),
     ]
 
 

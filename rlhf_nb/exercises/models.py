@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import draw_lengths, normal, one, ragged_mask
+from rlhf_nb.exercises.draw import draw_lengths, far, normal, one, ragged_mask
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
@@ -27,6 +27,7 @@ def _values_cases(g: Generator) -> list[Case]:
     def case(prompt_width: int, mask: Tensor, dirt: float) -> Case:
         numbers = normal(g, len(mask), prompt_width + mask.shape[1])
         numbers[numbers == 0] = 0.5  # a 0 is what belongs on padding
+        far(numbers[:, prompt_width - 1 :])
         numbers[:, prompt_width:][~mask] = dirt
         return dict(numbers=numbers, prompt_width=prompt_width, mask=mask)
 

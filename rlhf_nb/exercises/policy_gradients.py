@@ -25,7 +25,9 @@ def _rloo_cases(g: Generator) -> list[Case]:
         rewards = normal(g, count) + shift
         return dict(logprobs=uniform(g, -4, -0.1, count), rewards=rewards)
 
-    return [case(3, 0.0), case(2, 1.0), case(one(g, 4, 6), 5.0)]
+    wide = dict(logprobs=torch.tensor([-14.0, -0.5]), rewards=uniform(g, 15, 30, 2))
+    wide["rewards"][1] *= -1
+    return [case(3, 0.0), case(2, 1.0), case(one(g, 4, 6), -5.0), wide]
 
 
 RLOO_LOSS = Exercise(
@@ -45,12 +47,6 @@ RLOO_LOSS = Exercise(
         "leave out the response's own reward.": "(rewards.sum() - rewards) → rewards.sum()",
         "The baseline is not divided: "
         "you subtract the sum of the other rewards, not their mean.": " / (len(rewards) - 1) →",
-        "The sum of the other rewards is multiplied by N - 1: "
-        "divide by it, for their mean.": ") / (len → ) * (len",
-        "The response's own reward is in the baseline twice: "
-        "subtract it from the sum of all.": "rewards.sum() - rewards → rewards.sum() + rewards",
-        "The sum of the other rewards is divided by N + 1: "
-        "there are N - 1 of them.": "(len(rewards) - 1) → (len(rewards) + 1)",
         "The baseline is added: subtract it.": "rewards - baseline → rewards + baseline",
         "You return a sum: "
         "return the mean over the responses.": "logprobs).mean() → logprobs).sum()",
@@ -63,6 +59,7 @@ RLOO_LOSS = Exercise(
         "Remove the detach.": "advantages * logprobs → advantages * logprobs.detach()",
     },
     grads=("logprobs",),
+    valued=False,
 )
 
 # ---- Samples of an older policy ----
@@ -75,7 +72,7 @@ def my_surrogate(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> 
 
 def _surrogate_cases(g: Generator) -> list[Case]:
     def case(change: Tensor, advantages: Tensor) -> Case:
-        old = uniform(g, -3, -0.8, len(change))
+        old = uniform(g, -3, -0.8, len(change)) - change.clamp(min=0)
         return dict(logprobs=old + change, old_logprobs=old, advantages=advantages)
 
     def draw_case(count: int, scale: float) -> Case:
@@ -83,7 +80,8 @@ def _surrogate_cases(g: Generator) -> list[Case]:
 
     # One sample became much likelier and was a good one: clipping would change it, in every draw.
     clipped = case(uniform(g, 0.3, 0.8, 1), uniform(g, 0.4, 1.4, 1))
-    return [draw_case(3, 0.6), draw_case(one(g, 4, 6), 0.4), clipped, draw_case(2, 0.0)]
+    wide = [case(torch.tensor([x]), torch.tensor([-25.0])) for x in (12.0, -12.0)]
+    return [draw_case(3, 0.6), draw_case(one(g, 4, 6), 0.4), clipped, draw_case(2, 0.0), *wide]
 
 
 SURROGATE = Exercise(
@@ -101,8 +99,6 @@ SURROGATE = Exercise(
         "difference of log-probs.": "torch.exp(logprobs - old_logprobs) → logprobs / old_logprobs",
         "The weight is the new probability alone: "
         "divide it by the old one.": "logprobs - old_logprobs) → logprobs)",
-        "The log-probs are added: the ratio is "
-        "the exponential of their difference.": "logprobs - old_logprobs → logprobs + old_logprobs",
         "You divide by the sum of the ratios, which makes the estimate biased: divide by the "
         "number of samples.": "(ratio * advantages).sum() / ratio.sum()",
         "You return a sum: "

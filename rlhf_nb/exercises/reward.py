@@ -38,8 +38,6 @@ LOSS = Exercise(
     {
         "The rejected answer is preferred, because chosen and rejected are swapped: "
         "take chosen minus rejected.": "rejected - chosen → chosen - rejected",
-        "The scores are added: only their difference counts, "
-        "chosen minus rejected.": "rejected - chosen → rejected + chosen",
         "This is the log-likelihood: the loss is minus that.": "return torch → return -torch",
         "This is a probability: "
         "the log-likelihood is its logarithm.": "torch.sigmoid(chosen - rejected)",
@@ -120,14 +118,6 @@ FAIR = Exercise(
         "This is the sum of the two means: halve it.": "longer + shorter",
         "This is half the difference of the two means: add them.": "(longer - shorter) / 2",
         "You count the pairs of each group: take their mean.": "float().mean() → float().sum()",
-        "You count the pairs whose better answer is longer: "
-        "take their mean.": "right[gap > 0].float().mean() → right[gap > 0].float().sum()",
-        "You count the pairs whose better answer is shorter: "
-        "take their mean.": "right[gap < 0].float().mean() → right[gap < 0].float().sum()",
-        "All pairs are in the group of the longer answers: "
-        "keep those with gap > 0.": "right[gap > 0] → right",
-        "All pairs are in the group of the shorter answers: "
-        "keep those with gap < 0.": "right[gap < 0] → right",
         "This is the share of wrong ones: "
         "right is true for a pair in the right order.": f"1 - {BOTH}",
         "You weight the pairs by the size of their gap: every pair of a group weighs the same.": (

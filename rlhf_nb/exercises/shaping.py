@@ -24,8 +24,10 @@ def my_shaping(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tens
 
 def _shaping_cases(g: Generator) -> list[Case]:
     def case(mask: Tensor, dirt: float, kl_coef: float) -> Case:
-        kl = dirty(normal(g, *mask.shape), mask, dirt)
-        scores = uniform(g, 1, 4, len(mask)) * torch.tensor([1.0, -1.0, 1.0])[: len(mask)]
+        kl = normal(g, *mask.shape)
+        kl[:2, 0] = torch.tensor([60.0, -60.0])
+        kl = dirty(kl, mask, dirt)
+        scores = uniform(g, 11, 40, len(mask)) * torch.tensor([1.0, -1.0, 1.0])[: len(mask)]
         return dict(scores=scores, kl=kl, mask=mask, kl_coef=kl_coef)
 
     return [
@@ -53,8 +55,6 @@ SHAPING = Exercise(
         "on the last real token.": "mask.sum(1, keepdim=True) - 1 → mask.sum(1, keepdim=True) - 2",
         "The score is one column too late, an index off by one: it is lost in a "
         "row that fills its columns.": "mask.sum(1, keepdim=True) - 1 → mask.sum(1, keepdim=True)",
-        "Every other token is paid 1: "
-        "a token that is not the last gets 0.": "scores[:, None], 0.0 → scores[:, None], 1.0",
         "The score is on the first token: "
         "put it on the last real one.": f"{LAST} → mask & (torch.arange(mask.shape[1]) == 0)",
         "Every token gets the score: it is paid once a row, "
@@ -76,7 +76,6 @@ SHAPING = Exercise(
         "the KL is a price, so it needs a minus sign.": "-kl_coef → kl_coef",
         "The score is subtracted: its sign is wrong.": "scores[:, None] → -scores[:, None]",
         "kl_coef makes no difference: multiply the KL by it.": "-kl_coef * kl → -kl",
-        "You divided the KL by kl_coef: multiply by it.": "-kl_coef * kl → -kl / kl_coef",
         "kl_coef multiplies the scores too: "
         "it is the price of the KL alone.": "scores[:, None] → kl_coef * scores[:, None]",
         "Padding pays for its KL: nobody chose those tokens, "

@@ -6,6 +6,7 @@ policy that looks at one token back, a value for each token, and an optimizer wi
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable
 from functools import lru_cache
@@ -26,16 +27,17 @@ WORDS = 5  # tokens of the world
 
 
 class Policy(nn.Module):
-    "A causal language model whose next token depends on the last one alone."
+    """A causal language model whose next token depends on the last one alone. Its weights are a
+    tenth of the logits: a gradient is so large that a clip of its norm shows."""
 
     def __init__(self, table: Any) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.tensor(table))
+        self.table = nn.Parameter(torch.tensor(table) / 10)
         self.calls = 0
 
     def forward(self, input_ids: Tensor) -> SimpleNamespace:
         self.calls += 1
-        return SimpleNamespace(logits=self.table[input_ids])
+        return SimpleNamespace(logits=10 * self.table[input_ids])
 
 
 class Body(nn.Module):
@@ -68,7 +70,8 @@ class Steps(torch.optim.SGD):
     def __init__(self, policy: Policy, value: Value, lr: float) -> None:
         self.noted: list[tuple[Tensor, Tensor]] = []
         self.tables = policy.table, value.base_model.table
-        super().__init__(self.tables, lr)
+        each = zip(self.tables, (lr / 100, lr))
+        super().__init__([{"params": [table], "lr": rate} for table, rate in each], lr)
 
     def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)
@@ -233,60 +236,54 @@ def combine_mistakes() -> list[tuple[tuple[str, ...], Callable]]:
     return programs
 
 
-def _update_cases(g: Generator) -> list[Case]:
-    "Two worlds in which every end of both clips matters: others are drawn again."
-    while True:
-        cases = two_worlds(g)
-        right = [run_update(my_update, case) for case in cases]
-        others = ([run_update(x, case) for case in cases] for x in draw_unclipped())
-        if not any(all(map(same, right, results)) for results in others):
-            return cases
+_draw_worlds = lru_cache(maxsize=256)(lambda seed: _worlds(Generator().manual_seed(seed)))
 
 
-_draw_worlds = lru_cache(maxsize=256)(lambda seed: _update_cases(Generator().manual_seed(seed)))
+def _worlds(g: Generator) -> list[Case]:
+    def world(*given: Any) -> Case:
+        return dict(zip(inspect.signature(my_update).parameters, map(rows_of, given)))
 
-
-@lru_cache
-def draw_unclipped() -> list[Callable]:
-    "Updates that clip at three ends of four."
-    ends = "0.8 → 0.0", "1.2 → 9.0", "values - 0.2 → values - 9.0", "values + 0.2 → values + 9.0"
-    return [rewrite(my_update, end) for end in ends]
-
-
-def two_worlds(g: Generator) -> list[Case]:
-    def case(lengths: tuple, stop_id: int, epochs: int, lr: float, kl_coef: float) -> Case:
-        width, policy = max(lengths), normal(g, WORDS, WORDS)
-
-        def answers() -> tuple:
-            "Rows that stop at these lengths, then noise; the longest does not stop."
-            ids = (stop_id + integers(g, 1, WORDS - 1, len(lengths), width)) % WORDS
+    def draw_world(
+        lengths: tuple, stop: int, epochs: int, lr: float, kl_coef: float, scale: float
+    ) -> Case:
+        def answers() -> Tensor:
+            """Rows that stop at these lengths, then noise, and where there is room another stop
+            token; the longest does not stop. The rare word is not among them."""
+            ids = (stop + integers(g, 1, WORDS - 2, len(lengths), max(lengths))) % WORDS
             for i, length in enumerate(lengths):
-                if length < width:
-                    ids[i, length - 1] = stop_id
-            return rows_of(ids)
+                ids[i, length - 1 : max(lengths) - 1 : 2] = stop
+            return ids
 
-        return dict(
-            policy=rows_of(policy),
-            value=rows_of(normal(g, WORDS)),
-            reference=rows_of(policy + normal(g, WORDS, WORDS)),
-            optimizer=lr,
-            rollout=(rows_of(integers(g, 0, WORDS - 1, len(lengths), 2)), answers(), answers()),
-            score=rows_of(uniform(g, -3, 3, WORDS)),
-            stop_id=stop_id,
-            kl_coef=kl_coef,
-            epochs=epochs,
-        )
+        # One prompt ends with the rare word, whose value and KL are very far from the others'.
+        policy, value, rare = normal(g, WORDS, WORDS), normal(g, WORDS), (stop - 1) % WORDS
+        prompts = (stop + integers(g, 0, WORDS - 2, len(lengths), 2)) % WORDS
+        reference = policy + normal(g, WORDS, WORDS)
+        sign = 1 if scale > 1 else -1
+        prompts[1, -1], value[rare] = rare, 40 * sign
+        policy[rare, rare] += 15
+        reference[rare, rare] += 60 * sign
+        rollout, score = (prompts, answers(), answers()), scale * uniform(g, -3, 3, WORDS)
+        models = policy, scale * value, reference
+        return world(*models, lr, rollout, score, stop, kl_coef, epochs)
 
     stops, rates, prices = two(g, range(WORDS)), two(g, [11.0, 12.0, 13.0]), two(g, [0.3, 0.4, 0.5])
+    # Token 1 is worse than most, and one step makes it more than 3 times as likely, because token
+    # 0 in the same place is worse still.
+    policy = torch.tensor([-0.3, -1.6, -4.0, -4.0, -4.0]) + normal(g, WORDS, WORDS, scale=0.05)
+    models = policy, normal(g, WORDS, scale=0.1), policy + normal(g, WORDS, WORDS, scale=0.1)
+    rollout = ((3, 0), (4, 0), (3, 0), (4, 1)), *[((0,), (0,), (1,), (2,))] * 2
     return [
-        case((5, 2, 4, 3), stops[0], 4, rates[0], prices[0]),
-        case((4, 1, 5, 3, 6), stops[1], 5, rates[1], prices[1]),
+        draw_world((5, 2, 4, 3), stops[0], 4, rates[0], prices[0], 10.0),
+        draw_world((4, 1, 5, 3, 6), stops[1], 5, rates[1], prices[1], 1.0),
+        world(*models, 80.0, rollout, (-3.0, -1.0, 6.0, 0.0, 0.0), 3, prices[0], 2),
     ]
 
 
-def rows_of(x: Tensor) -> Any:
-    "Numbers as tuples in tuples."
-    return tuple(map(rows_of, x)) if x.ndim else round(x.item(), 2)
+def rows_of(x: Any) -> Any:
+    "The numbers of tensors as tuples in tuples."
+    if isinstance(x, tuple) or (isinstance(x, Tensor) and x.ndim):
+        return tuple(map(rows_of, x))
+    return round(x.item(), 2) if isinstance(x, Tensor) else x
 
 
 COMMON = (  # how the commonest mistakes begin
@@ -311,6 +308,8 @@ LAST = "torch.arange(mask.shape[1]) == mask.sum(1, keepdim=True) - 1"
 WORSE = "torch.maximum(-advantages * ratio, -advantages * near)"
 WORSE_VALUE = "torch.maximum((values - returns) ** 2, (close - returns) ** 2)"
 CLEAR = "        optimizer.zero_grad()\n"
+BACKWARD = "        loss.backward()\n"
+K1 = "old_logprobs - ref_logprobs"
 
 
 def _rollout_each_epoch(*given: Any) -> list[float]:
@@ -319,7 +318,7 @@ def _rollout_each_epoch(*given: Any) -> list[float]:
 
 UPDATE = UpdateExercise(
     my_update,
-    _update_cases,
+    _worlds,
     "You wrote PPO: the losses are right, and so is every weight after every step.",
     {
         # What is kept from the rollout
@@ -351,11 +350,25 @@ UPDATE = UpdateExercise(
             "torch.no_grad() → torch.enable_grad(); "
             "loss.backward() → loss.backward(retain_graph=True)"
         ),
+        "No gradient reaches the value model, because the new values are detached: compute them "
+        "with a gradient in each epoch.": (
+            "values = values_of(value, *rows)\n        ratio → "
+            "values = values_of(value, *rows).detach()\n        ratio"
+        ),
+        "The values are one column late: read each in the column in front of its token.": (
+            "values_of(value, *rows) → value(torch.cat(rows, 1)).logits[:, rows[0].shape[1] :, 0]"
+        ),
         # Mask, KL and score
         "What follows the stop token counts as part of the response: "
         "cut it off with a mask.": "ended.cumsum(1) - ended == 0 → torch.ones_like(ended).bool()",
         "The stop token itself is cut off: it was chosen too, "
         "and it carries the score.": "ended.cumsum(1) - ended == 0 → ended.cumsum(1) == 0",
+        "The mask goes on to the last stop token: the first one ends a response.": (
+            "ended.cumsum(1) - ended == 0 → "
+            "(ended.flip(1).cumsum(1).flip(1) > 0) | (ended.sum(1, keepdim=True) == 0)"
+        ),
+        "The KL is k3: the default in the rewards is k1, logprobs - "
+        "ref_logprobs.": f"{K1} → torch.expm1(ref_logprobs - old_logprobs) + {K1}",
         "The reference is never read, so there is no KL to pay for: take its log-probs "
         "from the reference, not from the policy.": "logprobs_of(reference → logprobs_of(policy",
         "The KL is not in the rewards: "
@@ -372,7 +385,20 @@ UPDATE = UpdateExercise(
         "The score is not in the rewards: add it to the last real token.": f" + {PAID} →",
         "Tokens after the stop token are scored too: give the "
         "mask to score.": "score(response_ids, mask) → score(response_ids, torch.ones_like(mask))",
+        **{
+            f"The rewards are whitened{kept}: leave them as they are, and whiten the advantages.": (
+                "    later, after →     rewards = (rewards - rewards[mask].mean()) / "
+                f"rewards[mask].std(){mean}\n    later, after"
+            )
+            for kept, mean in (("", ""), (" around their mean", " + rewards[mask].mean()"))
+        },
         # Advantages and returns
+        "lambda is 1: the default is 0.95.": "0.95 → 1.0",
+        "gamma is 0.99: the default is 1, so that the end of a response counts in full.": (
+            "+ after - → + 0.99 * after -; 0.95 → 0.99 * 0.95"
+        ),
+        "The advantages are clamped to -3 and 3: whitening is all that is done to "
+        "them.": f"{WHITENED} → ({WHITENED}).clamp(-3, 3)",
         "Whitening counts padding: use the mean and the standard deviation "
         "of the real tokens alone, by the mask.": "advantages[mask] → advantages.reshape(-1)",
         "The advantages are not whitened.": f"{WHITENED} → advantages",
@@ -404,8 +430,9 @@ UPDATE = UpdateExercise(
         "The clip of the value loss never acts: clip around the values from before the first step, "
         "and take the larger of the two errors.": f"{WORSE_VALUE} → (values - returns) ** 2",
         "The value loss is not in the loss: add 0.1 times it.": " + 0.1 * value_loss →",
-        "The policy gets no gradient from the policy loss: it belongs in the loss, "
-        "with a minus sign in front of each advantage.": "policy_loss + 0.1 → 0.1",
+        "The policy gets no gradient from the policy loss: it belongs in the loss, with a minus "
+        "sign in front of each advantage, and with log-probs that are computed with a gradient in "
+        "each epoch.": "policy_loss + 0.1 → 0.1",
         "The value loss has the weight 1: multiply it by 0.1.": "0.1 * value → value",
         "The loss is a mean over all columns, padding included: divide its sum by the number "
         "of real tokens.": "[mask].sum() / mask.sum() → .where(mask, torch.zeros(())).mean()",
@@ -417,7 +444,14 @@ UPDATE = UpdateExercise(
             f"{TOTAL} → (((policy_loss + 0.1 * value_loss) * mask).sum(1) / mask.sum(1)).mean()"
         ),
         "Padding counts in the loss: sum over the real tokens.": "[mask].sum() / → .sum() /",
+        "The policy loss is clipped a second time (dual clip, at a ratio of 3): a token that is "
+        "bad and became likely is pulled back in full.": (
+            f"{WORSE} → torch.where(advantages < 0, {WORSE}.minimum(-3 * advantages), {WORSE})"
+        ),
         # The steps
+        "The norm of the gradients is clipped to 1: take each step with the gradients as they "
+        "are.": f"{BACKWARD} → {BACKWARD}        torch.nn.utils.clip_grad_norm_("
+        "[*policy.parameters(), *value.parameters()], 1.0)\n",
         "The gradients of earlier steps are still there: "
         "zero them before each backward pass.": f"{CLEAR} →",
         "No weight moves: you zero the gradients "

@@ -117,11 +117,14 @@ def _turn_gae_cases(g: Generator) -> list[Case]:
         for b, turns in enumerate(episodes):
             numbers = [k for k, sizes in enumerate(turns) for _ in range(sum(sizes))]
             turn[b, : len(numbers)] = torch.tensor(numbers, dtype=torch.long)
-        rewards, values = (dirty(normal(g, *chosen.shape), chosen, x) for x in (dirt, 1 - dirt))
+        rewards, values = normal(g, 2, *chosen.shape)
+        rewards[0], values[0] = rewards[0] + 20, values[0] - 30
+        rewards[-1], values[-1] = rewards[-1] - 20, values[-1] + 30
+        rewards, values = dirty(rewards, chosen, dirt), dirty(values, chosen, 1 - dirt)
         return dict(rewards=rewards, values=values, chosen=chosen, turn=turn, gamma=gamma, lam=lam)
 
     return [
-        case([[(2, 1), (1, 2), (2, 0)], [(2, 0)]], 0, 7.0, 0.9, 0.5),
+        case([[(2, 0)], [(2, 1), (1, 2), (2, 0)]], 0, 7.0, 0.9, 0.5),
         case([_turns(g, 3), [], _turns(g, 2)], 1, math.nan, pick(g, [0.5, 0.7]), 0.95),
         case([_turns(g, 4), [(3, 1), (2, 2)]], 2, 2.0, 0.8, pick(g, [0.3, 0.6, 0.9])),
     ]

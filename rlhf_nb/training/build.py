@@ -288,7 +288,8 @@ def try_models(args: PPOConfig, pair: PolicyAndValue, reference: Placed, layout:
     can be taken off, and whether training mode is random. Raises ValueError on a policy that cannot
     be sampled, or left out of a step where the settings want that, and on a model that is random;
     under DeepSpeed and FSDP, where none can be called before it is prepared, none is."""
-    layout.check_warm_up(args.value_warmup_updates, args.weight_decay)
+    warm_up = args.value_warmup_updates or args.value_pretrain_rollouts
+    layout.check_warm_up(warm_up, args.weight_decay)
     if not layout.in_place:
         return
     with layout.accelerator.autocast():  # some attention refuses float32

@@ -52,7 +52,7 @@ class CheckedArguments(TrainingArguments):
     def __post_init__(self) -> None:
         check_fields(self)
         if self.learning_rate == 0:
-            logger.warning_once("learning_rate is 0: nothing will be learnt.")
+            logger.warning_once("learning_rate is 0: nothing will be learned.")
         super().__post_init__()
         if self.lr_scheduler_type in BY_METRIC:  # they are for a loss, unless told
             given: Any = self.lr_scheduler_kwargs or {}
@@ -126,6 +126,15 @@ class PPOConfig(Objective, CheckedArguments):
     )
     value_warmup_updates: Index = setting(
         0, "First updates that train the value model alone.", Facts("update", critic=True)
+    )
+    value_pretrain_rollouts: str | None = setting(
+        None,
+        "Folder of a run that kept its rollouts (save_rollouts): before the first update the value "
+        "model alone is fitted to their rewards to go.",
+        Facts("run", place=True, critic=True, unreplayed=True),
+    )
+    value_pretrain_epochs: Count = setting(
+        4, "Passes over those rollouts.", Facts("run", critic=True, unreplayed=True)
     )
     num_sample_generations: Index = setting(
         10,
@@ -352,7 +361,7 @@ class PPOConfig(Objective, CheckedArguments):
         if self.batch_size * self.response_length == 1:
             raise ValueError(
                 "an update is one token: its advantage less its own mean is 0, and nothing would "
-                "be learnt. Raise response_length or per_device_train_batch_size."
+                "be learned. Raise response_length or per_device_train_batch_size."
             )
 
     def updates_for(self, episodes: int, prompts: int | None) -> int:
@@ -405,6 +414,8 @@ def check_config(args: PPOConfig) -> None:
                 f"per_device_train_batch_size x gradient_accumulation_steps = {local} {what} do "
                 f"not divide into it; take a divisor of {local}",
             )
+    if args.value_pretrain_rollouts is not None and not args.vf_coef:
+        refuse(args, "vf_coef", "the value model learns nothing of value_pretrain_rollouts")
     check_estimator(args)
     check_ensemble(args)
     check_level(args)

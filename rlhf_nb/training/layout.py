@@ -244,11 +244,12 @@ class Layout:
                 "--multi_gpu --num_processes N, which starts N on the CPU too."
             )
 
-    def check_warm_up(self, updates: int, weight_decay: float) -> None:
-        "Raises ValueError on a value warm-up that would move the policy too."
-        if updates and weight_decay and self.deepspeed is not None:
+    def check_warm_up(self, given: int | str | None, weight_decay: float) -> None:
+        "Raises ValueError on a value warm-up, or pretraining, that would move the policy too."
+        if given and weight_decay and self.deepspeed is not None:
             raise ValueError(
-                f"value_warmup_updates is {updates} and weight_decay {weight_decay:g}: DeepSpeed "
+                f"value_warmup_updates, or value_pretrain_rollouts, is {given} and weight_decay "
+                f"{weight_decay:g}: DeepSpeed "
                 "steps all weights together, so the policy would decay in the warm-up. Set one of "
                 "them to 0."
             )

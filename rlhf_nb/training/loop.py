@@ -35,6 +35,7 @@ from rlhf_nb.training.layout import Layout
 from rlhf_nb.training.metrics import combine
 from rlhf_nb.training.optimizers import BY_METRIC
 from rlhf_nb.training.parts import make_controller, make_forward
+from rlhf_nb.training.pretraining import pretrain_values
 from rlhf_nb.training.prompts import check_taken, sets_of, warn_of_turns
 from rlhf_nb.training.reporting import describe_run, ppo_card
 from rlhf_nb.training.resume import identify_ppo, surroundings
@@ -59,6 +60,7 @@ class UpdateTrainer(SealedTrainer):
     processing_class: PreTrainedTokenizerBase
     sampling_settings: Sampling  # how responses are drawn, and what ends them
     batches: Iterator | None = None  # of someone who steps by hand
+    pretrained = False  # the value model, by value_pretrain_rollouts, here or in a checkpoint
 
     def __init__(self, pair: PolicyAndValue, args: PPOConfig, **given: Any):
         self.since_log: dict[str, list[float]] = defaultdict(list)  # metrics of these updates
@@ -117,6 +119,7 @@ class UpdateTrainer(SealedTrainer):
     def begin(self) -> None:
         "Where save_start is set, the state before the first update is a checkpoint as well."
         super().begin()
+        pretrain_values(self)
         if self.args.save_start and not self.state.global_step:
             self._save_checkpoint(self.model_wrapped, None)
 
@@ -194,7 +197,7 @@ class UpdateTrainer(SealedTrainer):
     def train(self, *given: Any, **more: Any) -> Any:
         "`Trainer.train`; its first line is that of `describe`. Callbacks hear how it ends."
         if self.is_world_process_zero():
-            (logger.info if self.args.disable_tqdm else print)(harmless(self.describe()))
+            self.say(self.describe())
             stops = self.sampling_settings.stop_ids
             warn_of_turns(self.train_dataset, self.processing_class, stops)
         self.notify("ppo_begin", self)
@@ -204,6 +207,10 @@ class UpdateTrainer(SealedTrainer):
         except BaseException as error:
             self.notify("ppo_end", error)
             raise
+
+    def say(self, text: str) -> None:
+        "A line that a user sees, or a log where there are no bars."
+        (logger.info if self.args.disable_tqdm else print)(harmless(text))
 
     def describe(self) -> str:
         "What runs, on what, and in which precision."
@@ -358,7 +365,7 @@ class UpdateTrainer(SealedTrainer):
         if missing := ", ".join(sorted(needed - state.keys())):
             text = f"{folder}/ppo_state.json lacks {missing}: another version saved it"
             raise ValueError(f"{text}. Go on with that one, or begin a run with its model.")
-        self.update_count = state["update_count"]
+        self.update_count, self.pretrained = state["update_count"], True
         self.episode_count = state["episode_count"]
         self.since_log = defaultdict(list, state["since_log"])
         self.controller.load_state_dict(state["controller"])

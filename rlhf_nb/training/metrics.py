@@ -563,6 +563,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
         Metric("gold/covered", title="facts covered", unit="per summary, gold judge", report=4),
         Metric("gold/invented", title="facts invented", unit="per summary, gold judge", report=5),
         Metric("learning_rate", title="learning rate", unit="step size"),
+        Metric("pretrain/NAME", title="variance explained in saved rollouts", unit="share"),
         Metric("loss", title="loss", unit="nats per token"),
     ),
 }

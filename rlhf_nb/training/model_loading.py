@@ -421,7 +421,12 @@ def add_adapter(
     bare = None if zero3_is_live() else copy.deepcopy(model, {id(x): x for x in shared})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        adapted = add_adapter(_peft().get_peft_model(model, own), None)
+        try:
+            adapted = _peft().get_peft_model(model, own)
+        except FAILURES as error:
+            text = f"peft cannot put {type(own).__name__} on {type(model).__name__} ({error})"
+            raise ValueError(f"{text}: give another kind, or other target_modules.") from error
+        adapted = add_adapter(adapted, None)
     return adapted if bare is None else check_adapter(adapted, bare)
 
 
@@ -457,6 +462,8 @@ def check_adapter(model: Any, bare: Any) -> Any:
     on `bare`, the model as it was. Not tried where that cannot be called yet, such as on a GPU."""
     kept = [(x, x.clone()) for x in model.parameters() if x.requires_grad]
     kind, was_training = type(model.active_peft_config).__name__, model.training
+    if not kept:
+        raise ValueError(f"the adapter of {kind} has no weight that learns: give target_modules.")
     with random_state_kept(), TemporaryDirectory() as folder:
         try:
             _outputs(bare).tolist()
@@ -472,7 +479,7 @@ def check_adapter(model: Any, bare: Any) -> Any:
                 raise ValueError(f"its outputs are {gap:.2g} off")
         except FAILURES as error:
             text = f"the adapter of {kind} does not come back from what peft saves of it ({error})"
-            raise ValueError(f"{text}: give another kind, such as LoraConfig(r=8).") from error
+            raise ValueError(f"{text}: give another kind, or other target_modules.") from error
         finally:
             for x, own in kept:
                 x.copy_(own).requires_grad_()  # some are in both models

@@ -20,6 +20,7 @@ from rlhf_nb.base.encoding import (
     Turns,
     call_texts,
     encode_prompts,
+    join_blocks,
     marked_pair,
     prompt_text,
     template_settings,
@@ -207,15 +208,19 @@ def as_data(data: Any, name: str = "the data set") -> Any:
     )
     if isinstance(data, Mapping) and data and all(len(x) and rows(x) for x in data.values()):
         return {split: as_data(x, f"{name}[{split!r}]") for split, x in data.items()}
-    keep = lambda x: call_texts(x) if isinstance(x, list) and x and not is_row(x[0]) else x
-    rows_given = [{k: keep(plain(x)) for k, x in row.items()} for row in rows_of(data, name)]
-    try:
-        return Dataset.from_dict(columns_of(rows_given))
-    except (ValueError, TypeError) as error:  # of Arrow
-        raise ValueError(
-            f"{name} has a column of several types, or text with lone surrogates ({error}): give "
-            "texts, or conversations, without them."
-        ) from error
+    talks = lambda x: isinstance(x, list) and bool(x) and not is_row(x[0])
+    joined = lambda x: join_blocks(call_texts(x)) if isinstance(x[0], Mapping) else call_texts(x)
+    plain_rows = [{k: plain(x) for k, x in row.items()} for row in rows_of(data, name)]
+    for change in (call_texts, joined):
+        rows_given = [{k: change(x) if talks(x) else x for k, x in r.items()} for r in plain_rows]
+        try:
+            return Dataset.from_dict(columns_of(rows_given))
+        except (ValueError, TypeError) as error:  # of Arrow
+            problem = error
+    raise ValueError(
+        f"{name} has a column of several types, or text with lone surrogates ({problem}): give "
+        "texts, or conversations, without them."
+    ) from problem
 
 
 def repeat_prompts(batch: Mapping[str, Any], times: int) -> dict[str, Any]:

@@ -1,20 +1,29 @@
-"What a run of PPO writes beside Trainer's own files: its policy, its value model, its rollouts."
+"""What a run of PPO writes beside Trainer's own files: its policy, its value model, its rollouts,
+which can be found again."""
 
 from __future__ import annotations
 
 import copy
+import math
+import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.checkpoint import load_weights, save_policy, save_weights
 from rlhf_nb.forward import PolicyAndValue
-from rlhf_nb.rollout import Rollout
+from rlhf_nb.packing import last_token, on_tokens
+from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.training.folders import claim
 from rlhf_nb.training.model_loading import merge_adapter
+from rlhf_nb.turns import BESIDE
 
 
 def with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -60,3 +69,93 @@ def save_rollout(r: Rollout, trainer: Any) -> None:
     claim(folder, trainer)
     rank = f"-rank{args.process_index}" if args.world_size > 1 else ""
     r.save(folder / f"update-{update:05d}{rank}.safetensors")
+
+
+_FILE = re.compile(r"update-(\d+)(?:-rank(\d+))?\.safetensors")
+
+
+def _named(path: Path) -> list[tuple[Path, int, int]]:
+    "Each file of a run's rollouts, with its update and its rank."
+    folders = (path / "ppo" / "rollouts", path / "rollouts", path)
+    found = next((its for x in folders if x.is_dir() and (its := sorted(x.iterdir()))), [])
+    names = [(file, _FILE.fullmatch(file.name)) for file in found]
+    return [(file, int(name[1]), int(name[2] or 0)) for file, name in names if name]
+
+
+def rollout_files(path: Path) -> dict[int, list[Path]]:
+    "The rollout files of a run, by update, ranks in order; what is being written is left out."
+    files: dict[int, dict[int, Path]] = {}
+    for file, update, rank in _named(path):
+        if _is_complete(file):
+            files.setdefault(update, {})[rank] = file
+    ranks = max((len(parts) for parts in files.values()), default=0)
+    if files and len(files[max(files)]) < ranks:
+        del files[max(files)]
+    return {update: [its[rank] for rank in sorted(its)] for update, its in sorted(files.items())}
+
+
+def left_out(path: Path, update: int | None = None) -> str:
+    "A sentence on the first file, of an update or of all, that `rollout_files` leaves out, if any."
+    there = rollout_files(path)
+    left = [file for file, its, _ in _named(path) if update in (None, its) and its not in there]
+    why = "damaged, or not yet written as a whole" if left and left[0].stat().st_size else "empty"
+    return f" {left[0].name} is left out: it is {why}." if left else ""
+
+
+def _is_complete(path: Path, fresh: float = 60.0) -> bool:
+    "Is a file complete? Only young ones are opened: an old one that is damaged raises when read."
+    if time.time() - path.stat().st_mtime > fresh:
+        return path.stat().st_size > 0
+    try:
+        with safe_open(path, "pt"):
+            return True
+    except (SafetensorError, OSError):
+        return False
+
+
+def _with_tokens_paid(r: Rollout) -> Rollout:
+    "The scores of responses as those of their last tokens."
+    scores = {"raw_scores": r.raw_scores, "scores": r.scores}
+    spread = {name: on_tokens(x, r.mask) for name, x in scores.items() if x is not None}
+    return r.with_(paid=last_token(r.mask) if r.paid is None else r.paid, **spread)
+
+
+def merge_rollouts(parts: Sequence[Rollout]) -> Rollout:
+    """The parts of one update as one rollout; prompts padded on the left, responses on the right.
+    What one part lacks is nan in its episodes; truth values are absent if one part lacks them."""
+    if len(parts) == 1:
+        return parts[0]
+    if any(r.paid is not None for r in parts):  # then all have scores of tokens
+        parts = [_with_tokens_paid(r) for r in parts]
+    response = max(r.mask.shape[1] for r in parts)
+
+    def join_tensors(name: str) -> Tensor | None:
+        given = [x for r in parts if (x := getattr(r, name)) is not None]
+        if not given or (len(given) < len(parts) and not given[0].is_floating_point()):
+            return None
+        left, width = name.startswith("prompt"), response
+        if name in BESIDE:
+            width = max(x.shape[1] for x in given)
+
+        def pad_to_widest(r: Rollout) -> Tensor:
+            if (x := getattr(r, name)) is None:
+                x = torch.where(r.mask.bool(), math.nan, 0.0)
+                x = x if given[0].dim() == 2 else torch.full((len(r),), math.nan)
+            if x.dim() == 1:
+                return x
+            missing = width - x.shape[1]
+            return pad(x, (missing, 0) if left else (0, missing))
+
+        return torch.cat([pad_to_widest(r) for r in parts])
+
+    texts = {
+        name: [x for r in parts for x in getattr(r, name) or [""] * len(r)]
+        for name in "prompts conversations settings responses tokens stop_reason".split()
+        if any(getattr(r, name) for r in parts)
+    }
+    columns = {
+        name: [x for r in parts for x in r.columns.get(name, [None] * len(r))]
+        for name in dict.fromkeys(name for r in parts for name in r.columns)
+    }
+    tensors = {name: join_tensors(name) for name in TENSORS}
+    return parts[0].with_(**tensors, **texts, columns=columns)

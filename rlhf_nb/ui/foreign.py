@@ -26,7 +26,8 @@ from rlhf_nb.base.loading import pretrained_tokenizer
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.packing import on_tokens
 from rlhf_nb.rollout import SIGNALS, Rollout, token_texts
-from rlhf_nb.ui.run_files import Updates, rollout_files
+from rlhf_nb.training.saving import rollout_files
+from rlhf_nb.ui.run_files import Updates
 
 Row = dict[str, Any]  # an episode, by the names of a file's columns or of a rollout
 
@@ -432,7 +433,7 @@ def rollout_from(
     info: dict[str, Any] = dict(update=update, unit=unit, notes=notes)
     if masked.any():
         info["masked"] = masked.tolist()
-        notes.append("Grey tokens are masked: nothing is learnt from them, and their KL is 0.")
+        notes.append("Grey tokens are masked: nothing is learned from them, and their KL is 0.")
         made["kl"] = None if made["kl"] is None else made["kl"].masked_fill(masked, 0.0)
     absent = [name for name, x in made.items() if x is None and name != "raw_scores"]
     notes.append(f"Not in this file: {', '.join(absent)}." if absent else "Nothing is missing.")

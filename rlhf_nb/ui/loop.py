@@ -59,8 +59,8 @@ SUMMARY = (
     "reference give log-probs, the reward model gives scores, and the KL penalty and the score are "
     "shaped into a reward per token. With the value model, GAE turns these into advantages and "
     "returns; clipped losses over epochs and minibatches update the policy, which samples again. "
-    "The policy and the frozen reference start from the SFT model, the value model from the policy "
-    "with a new head. A judge evaluates apart from the loop."
+    "The policy and the frozen reference start from the SFT model, the value model from the reward "
+    "model, or from the policy with a new head. A judge evaluates apart from the loop."
 )
 
 
@@ -203,7 +203,7 @@ MODELS = (
     ("policy π", "the SFT model,", "then trained", TRAINED),
     ("reference π_{ref}", "the SFT model,", "frozen", FROZEN),
     ("reward model", "from comparisons,", "frozen", FROZEN),
-    ("value model V", "policy, new head,", "then trained", TRAINED),
+    ("value model V", "reward model or π,", "then trained", TRAINED),
 )
 RESPONSE = dict(she=-4, sold=-2, the=-7, car=-3, eos=26)  # token -> height of its reward's bar
 

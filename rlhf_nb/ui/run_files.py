@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -14,14 +12,13 @@ import pandas as pd
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.nn.functional import pad
 
 from rlhf_nb.base.files import parse_json
-from rlhf_nb.packing import last_token, on_tokens, score_sums
-from rlhf_nb.rollout import TENSORS, Rollout
+from rlhf_nb.packing import score_sums
+from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.logs import logged_rows
 from rlhf_nb.training.metrics import LOG_NAMES
-from rlhf_nb.ui.episodes import filled
+from rlhf_nb.training.saving import left_out, merge_rollouts, rollout_files
 
 # ---- Files ----
 
@@ -41,37 +38,6 @@ def ppo_lines(metrics: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return frame.replace([math.inf, -math.inf], math.nan).groupby("episode", as_index=False).last()
 
 
-_FILE = re.compile(r"update-(\d+)(?:-rank(\d+))?\.safetensors")
-
-
-def _named(path: Path) -> list[tuple[Path, int, int]]:
-    "Each file of a run's rollouts, with its update and its rank."
-    folders = (path / "ppo" / "rollouts", path / "rollouts")
-    found = next((its for x in folders if x.is_dir() and (its := sorted(x.iterdir()))), [])
-    names = [(file, _FILE.fullmatch(file.name)) for file in found]
-    return [(file, int(name[1]), int(name[2] or 0)) for file, name in names if name]
-
-
-def rollout_files(path: Path) -> dict[int, list[Path]]:
-    "The rollout files of a run, by update, ranks in order; what is being written is left out."
-    files: dict[int, dict[int, Path]] = {}
-    for file, update, rank in _named(path):
-        if _is_complete(file):
-            files.setdefault(update, {})[rank] = file
-    ranks = max((len(parts) for parts in files.values()), default=0)
-    if files and len(files[max(files)]) < ranks:
-        del files[max(files)]
-    return {update: [its[rank] for rank in sorted(its)] for update, its in sorted(files.items())}
-
-
-def left_out(path: Path, update: int | None = None) -> str:
-    "A sentence on the first file, of an update or of all, that `rollout_files` leaves out, if any."
-    there = rollout_files(path)
-    left = [file for file, its, _ in _named(path) if update in (None, its) and its not in there]
-    why = "damaged, or not yet written as a whole" if left and left[0].stat().st_size else "empty"
-    return f" {left[0].name} is left out: it is {why}." if left else ""
-
-
 def ranges_of(numbers: Iterable[int], most: int = 8) -> str:
     "`0 to 3, 7, 9 to 12`; of many runs the first and the last."
     runs: list[list[int]] = []
@@ -82,62 +48,6 @@ def ranges_of(numbers: Iterable[int], most: int = 8) -> str:
             runs.append([x, x])
     words = [f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}" for a, b in runs]
     return ", ".join(words if len(words) <= most else [*words[: most - 1], "…", words[-1]])
-
-
-def _is_complete(path: Path, fresh: float = 60.0) -> bool:
-    "Is a file complete? Only young ones are opened: an old one that is damaged raises when read."
-    if time.time() - path.stat().st_mtime > fresh:
-        return path.stat().st_size > 0
-    try:
-        with safe_open(path, "pt"):
-            return True
-    except (SafetensorError, OSError):
-        return False
-
-
-def _with_tokens_paid(r: Rollout) -> Rollout:
-    "The scores of responses as those of their last tokens."
-    scores = filled(r, ("raw_scores", "scores"))
-    spread = {name: on_tokens(x, r.mask) for name, x in scores.items()}
-    return r.with_(paid=last_token(r.mask) if r.paid is None else r.paid, **spread)
-
-
-def merge_rollouts(parts: Sequence[Rollout]) -> Rollout:
-    """The parts of one update as one rollout; prompts padded on the left, responses on the right.
-    What one part lacks is nan in its episodes; truth values are absent if one part lacks them."""
-    if len(parts) == 1:
-        return parts[0]
-    if any(r.paid is not None for r in parts):  # then all have scores of tokens
-        parts = [_with_tokens_paid(r) for r in parts]
-    prompt, response = (max(getattr(r, x).shape[1] for r in parts) for x in ("prompt_ids", "mask"))
-
-    def pad_to_widest(r: Rollout, name: str, like: Tensor) -> Tensor:
-        x, left = getattr(r, name), name.startswith("prompt")
-        if x is None:
-            x = torch.where(r.mask.bool(), math.nan, 0.0)
-            x = x if like.dim() == 2 else torch.full((len(r),), math.nan)
-        if x.dim() == 1:
-            return x
-        missing = (prompt if left else response) - x.shape[1]
-        return pad(x, (missing, 0) if left else (0, missing))
-
-    def join_tensors(name: str) -> Tensor | None:
-        given = [x for r in parts if (x := getattr(r, name)) is not None]
-        if not given or (len(given) < len(parts) and not given[0].is_floating_point()):
-            return None
-        return torch.cat([pad_to_widest(r, name, given[0]) for r in parts])
-
-    texts = {
-        name: [x for r in parts for x in getattr(r, name) or [""] * len(r)]
-        for name in ("prompts", "responses", "tokens")
-        if any(getattr(r, name) for r in parts)
-    }
-    columns = {
-        name: [x for r in parts for x in r.columns.get(name, [None] * len(r))]
-        for name in dict.fromkeys(name for r in parts for name in r.columns)
-    }
-    tensors = {name: join_tensors(name) for name in TENSORS}
-    return parts[0].with_(**tensors, **texts, columns=columns)
 
 
 _NUMBERS = "response_ids mask stopped kl scores raw_scores logprobs engine_logprobs".split()

@@ -14,10 +14,10 @@ from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.metrics import LOG_NAMES, in_order, metric_of
 from rlhf_nb.ui.chart import Points, curve_picture, curve_svg, thin, value_text
 from rlhf_nb.ui.episodes import (
+    bracketed,
     end_of,
     episode_facts,
     episode_signals,
-    bracketed,
     episode_tokens,
     paler,
     prompt_of,

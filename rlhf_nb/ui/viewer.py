@@ -15,11 +15,12 @@ from torch import Tensor
 
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.metrics import Metric, in_order
+from rlhf_nb.training.saving import rollout_files
 from rlhf_nb.ui.chart import curve_strip
 from rlhf_nb.ui.episodes import (
     Shown,
-    episode_facts,
     bracketed,
+    episode_facts,
     episode_tokens,
     notes_of,
     prompt_lines,
@@ -41,7 +42,7 @@ from rlhf_nb.ui.html import (
 )
 from rlhf_nb.ui.reader import Reader, objective_for, packed_update, reader_head, write_reader
 from rlhf_nb.ui.report import demo_report
-from rlhf_nb.ui.run_files import RunFolder, Updates, log_or_means, ranges_of, rollout_files, spread
+from rlhf_nb.ui.run_files import RunFolder, Updates, log_or_means, ranges_of, spread
 from rlhf_nb.ui.suspects import Suspect, run_suspects, suspects_of, two_views
 from rlhf_nb.ui.viz import signal_table, token_strip, token_strips
 from rlhf_nb.ui.what_if import check_chosen
