@@ -47,27 +47,34 @@ def not_here(why: str) -> Finding:
     return Finding(None, f"not measured here: {why}")
 
 
+Measure = Callable[[Any], Finding]
+
+
 @dataclass(frozen=True)
 class Rung:
     "One check of the ladder."
 
     name: str
-    measure: Callable[[Any], Finding]
+    measure: Measure
     expected: str
     advice: str
     needs: Sequence[str] = ()  # names of rungs without which this one says nothing
 
 
-def rung(
-    ladder: list[Rung], name: str, expected: str, advice: str, needs: Sequence[str] = ()
-) -> Callable[[Callable], Callable]:
-    "Makes the function below it the next rung of a ladder."
+class Ladder(list[Rung]):
+    "Rungs in their order."
 
-    def enter(measure: Callable[[Any], Finding]) -> Callable[[Any], Finding]:
-        ladder.append(Rung(name, measure, expected, advice, needs))
-        return measure
+    def rung(
+        self, name: str, advice: str, needs: Sequence[str] = ()
+    ) -> Callable[[Measure], Measure]:
+        "Makes the function below it the next rung; its docstring is what is expected, and why."
 
-    return enter
+        def enter(measure: Measure) -> Measure:
+            expected = " ".join((measure.__doc__ or "").split())
+            self.append(Rung(name, measure, expected, advice, needs))
+            return measure
+
+        return enter
 
 
 @dataclass(frozen=True)
