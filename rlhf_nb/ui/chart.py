@@ -51,14 +51,12 @@ def draw_lines(
     (first, last), low, high = span, min(values), max(values)
     left, right, top, bottom = area
 
-    def x(step: float) -> float:
-        share = (max(step, first) - first) / (last - first) if last > first else 0.5
-        return left + (right - left) * share
+    def along(value: float, low: float, high: float, start: int, end: int) -> float:
+        share = (max(value, low) - low) / (high - low) if high > low else 0.5
+        return start + (end - start) * share
 
-    def y(value: float) -> float:
-        share = (value - low) / (high - low) if high > low else 0.5
-        return bottom - (bottom - top) * share
-
+    x = lambda step: along(step, first, last, left, right)
+    y = lambda value: along(value, low, high, bottom, top)
     parts = []
     for i, line in lines.items():
         corners = " ".join(f"{x(u):.2f},{y(value):.2f}" for u, value in line)

@@ -29,21 +29,11 @@ from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.kl_control import AdaptiveKLController
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.ui import run_view
 from rlhf_nb.ui.explore import action_button, control, notebook_bundle, side_by_side
 from rlhf_nb.ui.html import asset, element, error_note, sheet, themed_page
 from rlhf_nb.ui.notebook import forget_last_writer
-from rlhf_nb.ui.run_view import (
-    SHEETS,
-    VIEWER_CURVES,
-    Change,
-    Run,
-    body_markup,
-    chosen_curves,
-    curves_markup,
-    head_line,
-    render_run,
-    state_sentence,
-)
+from rlhf_nb.ui.run_view import VIEWER_CURVES, Change, Run, state_sentence
 
 # ---- What is requested ----
 
@@ -311,7 +301,7 @@ class Panel:
             one.observe(lambda change: self._carefully(self.show_body), names="value")
         for one in (self.hold, self.stop, self.slider, self.signal, self.curves, self.beat):
             forget_last_writer(one)
-        style = element("style", *map(asset, ("theme.css", *SHEETS)))
+        style = element("style", *map(asset, ("theme.css", *run_view.SHEETS)))
         hidden = [widgets.HTML(style, layout=dict(display="none")), self.beat]
         buttons = side_by_side(self.hold, self.stop, self.slider)
         choices = side_by_side(self.signal), side_by_side(self.curves)
@@ -390,7 +380,7 @@ class Panel:
         with self.lock:
             board, run = self.board, self.board.run
             steers = run.going and board.trainer is not None
-            more = len(run.lines) > len(chosen_curves(run, self.few))
+            more = len(run.lines) > len(run_view.chosen_curves(run, self.few))
             self.hold.description = "go on" if board.wishes.pausing else "pause"
             self.signal.layout.display = "flex" if run.batch else "none"
             self.curves.layout.display = "flex" if more else "none"
@@ -398,20 +388,15 @@ class Panel:
             for one in (self.hold, self.stop, self.slider):
                 one.disabled = not run.going or board.ranks > 1
             self._sync()
-            head = head_line(run, board.requested, self.note)
+            head = run_view.head_line(run, board.requested, self.note)
             self.head.value = element("div", sheet(head), class_="rlhf")
 
     def show_body(self) -> None:
         "Curves, changes and episodes."
         with self.lock:
             names = self.few if self.curves.value == "few" else None
-            body = body_markup(self.board.run, names, self.signal.value, self.episodes)
+            body = run_view.body_markup(self.board.run, names, self.signal.value, self.episodes)
             self.view.value = element("div", sheet(body), class_="rlhf")
-
-    def begin(self) -> None:
-        "A run begins."
-        self.heard, self.note = False, ""
-        self.set_range()
 
 
 # ---- All of it ----
@@ -481,7 +466,7 @@ class LiveDashboard(RunCallback):
         return shell if getattr(shell, "kernel", None) is not None else None
 
     def _repr_html_(self) -> str:
-        return render_run(self.run, self.curves, self.signal, self.episodes)
+        return run_view.render_run(self.run, self.curves, self.signal, self.episodes)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         return notebook_bundle(self.box, self._repr_html_(), repr(self), **kwargs)
@@ -492,10 +477,14 @@ class LiveDashboard(RunCallback):
     def save_html(self, path: str | Path) -> Path:
         "The run as it is now, in one file that needs no kernel and no network."
         run, heading = self.run, element("h1", "A run, watched")
-        body = body_markup(run, self.curves, self.signal, self.episodes)
-        others = element("details", element("summary", "All curves"), curves_markup(run, None))
-        box = sheet(head_line(run), body, others)
-        page = themed_page(f"A run, watched: {state_sentence(run)}", heading, box, sheets=SHEETS)
+        body = run_view.body_markup(run, self.curves, self.signal, self.episodes)
+        others = element(
+            "details", element("summary", "All curves"), run_view.curves_markup(run, None)
+        )
+        box = sheet(run_view.head_line(run), body, others)
+        page = themed_page(
+            f"A run, watched: {state_sentence(run)}", heading, box, sheets=run_view.SHEETS
+        )
         write_text_atomic(path, page)
         return Path(path)
 
@@ -529,7 +518,8 @@ class LiveDashboard(RunCallback):
                 shell.events.register("post_run_cell", self._cell_over)
             self.show()
         if self.panel is not None:
-            self.panel.begin()
+            self.panel.heard, self.panel.note = False, ""
+            self.panel.set_range()
             if shell is not None:
                 threading.Thread(target=self.panel.listen, daemon=True).start()
         self.draw(now=True)

@@ -143,11 +143,11 @@ def themed_markup(*content: str, sheets: Sequence[str] = ()) -> Html:
     return element("div", style, *content, class_="rlhf")
 
 
-def page_head(title: str, style: str, script: str = "", inline: bool = True) -> str:
+def page_head(title: str, style: str, script: str = "") -> str:
     """The head of a page that fetches nothing. It names the hash of its script, so that a browser
-    runs no other; with `inline` elements may have a style of their own."""
+    runs no other; beside one, elements may have a style of their own."""
     digest = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    styles = "'unsafe-inline'" if inline else f"'sha256-{digest(style)}'"
+    styles = "'unsafe-inline'" if script else f"'sha256-{digest(style)}'"
     policy = f"default-src 'none'; img-src data:; style-src {styles}"
     policy += f"; script-src 'sha256-{digest(script)}'" * bool(script)
     return asset("head.html").format(policy=policy, title=escape(title), style=style)
@@ -155,7 +155,7 @@ def page_head(title: str, style: str, script: str = "", inline: bool = True) -> 
 
 def themed_page(title: str, *content: str, sheets: Sequence[str] = ()) -> str:
     "A whole page of some markup, which runs no script, and no style sheet but its own."
-    head = page_head(visible(title), "".join(map(asset, ("theme.css", *sheets))), inline=False)
+    head = page_head(visible(title), "".join(map(asset, ("theme.css", *sheets))))
     body = element("body", element("main", *content), class_="rlhf")
     return f"{head}{body}</html>"
 
@@ -294,9 +294,8 @@ def sections_markup(lead: str, sections: Mapping[str, str]) -> str:
 
 def section_page(title: str, lead: str, sections: Mapping[str, str]) -> str:
     "A whole page of sections, without a script."
-    head = page_head(visible(title), asset("theme.css") + asset("report.css"))
-    main = element("main", element("h1", safe_text(title)), sections_markup(lead, sections))
-    return f"{head}{element('body', main, class_='rlhf')}</html>"
+    body = element("h1", safe_text(title)), sections_markup(lead, sections)
+    return themed_page(title, *body, sheets=["report.css"])
 
 
 def script_page(

@@ -245,14 +245,11 @@ class RunFolder(Updates):
 MEANS = dict(raw_score=LOG_NAMES["raw score"], kl=LOG_NAMES["KL"], length=LOG_NAMES["length"])
 
 
-def means_of(run: Updates) -> pd.DataFrame:
-    "Means of each update's episodes, as a trainer would have logged them."
+def log_or_means(run: Updates) -> pd.DataFrame:
+    "What a run logged; where it logged nothing, means over the episodes of each update."
+    if len(run.log):
+        return run.log
     means = run.numbers().groupby("update").mean(numeric_only=True).reset_index()
     if "raw_score" not in means and "score" in means:
         means["raw_score"] = means["score"]
     return means.drop(columns=["episode", "score"], errors="ignore").rename(columns=MEANS)
-
-
-def log_or_means(run: Updates) -> pd.DataFrame:
-    "What a run logged; where it logged nothing, means over its rollouts."
-    return run.log if len(run.log) else means_of(run)

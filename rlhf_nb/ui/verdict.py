@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
@@ -31,11 +31,6 @@ from rlhf_nb.ui.html import (
 from rlhf_nb.ui.viz import signed_number
 
 # ---- Win rates and their intervals ----
-
-
-def how_sampled(temperature: float) -> str:
-    "A temperature in words: what is nearly the likeliest token is called near-greedy."
-    return f"{'near-greedy' if temperature <= 0.1 else 'sampled'}, temperature {temperature:g}"
 
 
 def stretch(low: float, high: float, kind: str = "") -> Html:
@@ -99,7 +94,8 @@ def rates_sentence(sft: Row, ppo: Row, first: bool) -> str:
     gain = f"{gain_of(sft, ppo)} points, from {before} to {after}."
     forms = [percent(row.get("malformed")) for row in (ppo, sft)]
     form = f"Bad form: {forms[0]} of PPO's summaries, {forms[1]} of SFT's."
-    return f"{how_sampled(ppo['temperature']).capitalize()}: {gold if first else gain} {form}"
+    how = "Near-greedy" if ppo["temperature"] <= 0.1 else "Sampled"
+    return f"{how}, temperature {ppo['temperature']:g}: {gold if first else gain} {form}"
 
 
 def facts_sentence(sft: Row, ppo: Row) -> str:
@@ -320,20 +316,14 @@ def post_card(title: str, row: Mapping[str, Any], level: int = 4) -> str:
     return asset("post.html").format(level=level, title=escape(title), query=query, table=table)
 
 
-def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    "A table as one dictionary a row."
-    return [{str(name): x for name, x in row.items()} for row in frame.to_dict("records")]
-
-
 def examples_section(frame: pd.DataFrame) -> str:
     "The best and the worst summary, by a rule that it states. Empty if a model has no completions."
     if not {"gold_sft", "gold_ppo"} <= set(frame.columns):
         return ""
-    gain, rows = frame["gold_ppo"] - frame["gold_sft"], rows_of(frame)
-    names = ("Best", "Worst")
+    gain, rows = frame["gold_ppo"] - frame["gold_sft"], cast(list, frame.to_dict("records"))
     cards = "".join(
         post_card(f"{name}: {signed_number(float(gain[i]))} gold points, PPO less SFT", rows[i], 3)
-        for name, i in zip(names, best_and_worst(frame))
+        for name, i in zip(("Best", "Worst"), best_and_worst(frame))
     )
     return asset("examples.html").format(count=len(frame), legend=asset("legend.html"), cards=cards)
 
@@ -349,7 +339,7 @@ def posts_section(
             "No completions yet: the stage judge writes completions/sft.csv and "
             "completions/ppo.csv."
         )
-    n, rows = f"{len(frame):,}", rows_of(frame)
+    n, rows = f"{len(frame):,}", cast(list, frame.to_dict("records"))
     order = spread_posts(frame["query"].tolist(), first + len(above))
     new = [i for i in order if i not in above][:first]
     cards = "".join(post_card(f"Post {i:,} of {n}", rows[i]) for i in new)

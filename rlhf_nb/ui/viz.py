@@ -10,7 +10,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from torch import Tensor
@@ -222,28 +221,6 @@ def token_strip(
 _LINES = [("#1f5fa8", "-"), ("#b35000", "--"), ("#333333", ":"), ("#7a4a9e", "-.")]
 
 
-def _grid(count: int, ncols: int) -> tuple[Figure, list[Axes]]:
-    "A figure with `count` panels, `ncols` side by side, none left empty."
-    ncols = min(ncols, count)
-    nrows = -(-count // ncols)
-    figure, axes = plt.subplots(
-        nrows, ncols, figsize=(4 * ncols, 2.7 * nrows + 0.4), squeeze=False, layout="constrained"
-    )
-    plt.close(figure)  # the caller shows it: once is enough
-    for axis in axes.flat[count:]:
-        axis.remove()
-    return figure, list(axes.flat[:count])
-
-
-def _tidy(axis: Axes, title: str, xlabel: str) -> None:
-    "Few ticks, whole numbers written out, no box."
-    axis.set(title=title, xlabel=xlabel)
-    axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.3)
-
-
 def panels(
     lines: Mapping[str, Sequence[tuple[str | None, pd.DataFrame]]],  # title -> each run's numbers
     x: str,  # what is along the bottom
@@ -252,7 +229,14 @@ def panels(
 ) -> Figure:
     """One panel a title; for each run its mean at each x, with a band from `least` to `most` where
     they differ. NaN is a gap."""
-    figure, axes = _grid(len(lines), ncols)
+    ncols = min(ncols, len(lines))
+    nrows = -(-len(lines) // ncols)
+    size = 4 * ncols, 2.7 * nrows + 0.4
+    figure, grid = plt.subplots(nrows, ncols, figsize=size, squeeze=False, layout="constrained")
+    plt.close(figure)  # the caller shows it: once is enough
+    axes = list(grid.flat)
+    for axis in axes[len(lines) :]:
+        axis.remove()
     for axis, (label, runs) in zip(axes, lines.items()):
         for i, (run, at) in enumerate(runs):
             colour, dashes = _LINES[i % len(_LINES)]
@@ -261,7 +245,11 @@ def panels(
             if (at["most"] > at["least"]).any():
                 low, high = at["least"], at["most"]
                 axis.fill_between(at.index, low, high, color=colour, alpha=0.2, linewidth=0)
-        _tidy(axis, label, x)
+        axis.set(title=label, xlabel=x)
+        axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.3)
     handles, names = axes[0].get_legend_handles_labels()  # of runs that have a name
     if names:
         figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)

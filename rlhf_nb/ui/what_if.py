@@ -126,11 +126,6 @@ def lacking(rollout: Rollout) -> list[str]:
 _REPLAYED = ("rewards", "returns", "advantages")
 
 
-def _lambda_of(objective: Objective) -> str:
-    alpha = objective.lam_length_alpha
-    return f"lam {objective.lam:g}" if alpha is None else f"lam_length_alpha {alpha:g}"
-
-
 def reproduces(rollout: Rollout, objective: Objective) -> tuple[bool, str]:
     "Whether the objective gives the stored numbers, and a sentence that says so."
     if why := why_not(rollout, objective):
@@ -140,9 +135,11 @@ def reproduces(rollout: Rollout, objective: Objective) -> tuple[bool, str]:
         name: _largest_difference(tensor_of(again, name), tensor_of(rollout, name))
         for name in _REPLAYED
     }
+    alpha = objective.lam_length_alpha
+    lam = f"lam {objective.lam:g}" if alpha is None else f"lam_length_alpha {alpha:g}"
     settings = (
         f"kl_coef {objective.kl_coef:.3g}, {objective.kl_estimator}, gamma {objective.gamma:g}, "
-        f"{_lambda_of(objective)}, EOS penalty {objective.missing_eos_penalty or 0:g}"
+        f"{lam}, EOS penalty {objective.missing_eos_penalty or 0:g}"
     )
     chosen = " (chosen by you)" if objective_of(rollout) is None else ""
     worst = max(off.values())
