@@ -197,8 +197,7 @@ def group_advantages(rewards: Sequence[Row], lengths: Sequence[int], args: Any) 
 
 
 def step_advantages(rewards: Sequence[Row], steps: Sequence[Sequence[int]], k: int) -> list[Row]:
-    """Each step in units of the steps of its group, and for a token all that end at it or later.
-    2402.03300, section 4.1.3."""
+    "Each step in units of its group; of a token, all that end at it or later. 2402.03300, 4.1.3."
     advantages = [[0.0] * len(row) for row in rewards]
     for start in range(0, len(rewards), k):
         earned: list[tuple[int, int, float]] = []  # row, last token, and what the step earns

@@ -214,8 +214,7 @@ FRAGMENTS = 0.1  # share of temporary memory lost to fragmentation
 @dataclass
 class MemoryPlan:
     """What a PPO run needs on each GPU, by phase and kind, from configs alone. What a run has too
-    has its name here. Raises ValueError, naming the field and the fix, where the run would be
-    refused too."""
+    has its name here. Raises ValueError, naming field and fix, where the run would be refused."""
 
     policy: PreTrainedConfig  # of a causal language model; no weights are read
     reward: PreTrainedConfig | None = None  # None: the reward is a function
@@ -318,8 +317,7 @@ def _outside(size: ModelSize, layers: int = 0) -> int:
 
 
 def states(plan: MemoryPlan, phase: str = "update") -> dict[str, float]:
-    """Bytes that stay on each GPU from update to update, and the gradients; Rajbhandari et al.
-    2020, section 3, for ZeRO."""
+    "Bytes that stay on a GPU, and the gradients; Rajbhandari et al. 2020, section 3, for ZeRO."
     n, b, layout, half = plan.num_processes, plan.form.weights, plan.layout, plan.dtype != "float32"
     numbers, w = sum(m.params for m in plan.frozen), 2 if half else 4
     if plan.offload_frozen:  # the largest is placed while it runs
@@ -350,8 +348,7 @@ def states(plan: MemoryPlan, phase: str = "update") -> dict[str, float]:
 
 
 def gathered_bytes(plan: MemoryPlan, phase: str) -> float:
-    """Bytes of weights and gradients that are temporarily whole on a GPU, in addition to their
-    shards; buckets of DeepSpeed."""
+    "Bytes of weights and gradients that are whole on a GPU for a while, and DeepSpeed's buckets."
     (policy, *value), b = plan.trained, plan.form.weights
     weights, learns = (sum(getattr(m, x) for m in plan.trained) for x in ("params", "trained"))
     whole = phase == "rollout" and plan.ds3_gather_for_generation

@@ -29,8 +29,7 @@ def check_pairs(
     pairs: Iterable[Any] | None,  # rows with prompt, chosen (good) and rejected (bad) answers
     name: str = "pairs",  # that an error calls them
 ) -> list[dict[str, Any]] | None:
-    """The rows as dictionaries. Raises ValueError where there are none, a column is missing, or a
-    prompt is neither text nor a conversation."""
+    "The rows as dictionaries. Raises ValueError on none, or where a column or a prompt is wrong."
     if pairs is None:
         return None
     rows = list(pairs)

@@ -291,9 +291,8 @@ def replay(
     update: int,  # from 0: the k-th starts from checkpoint-k
     **settings: Any,  # of PPOConfig, those that change
 ) -> Replay:
-    """One update of a run with its settings and with others, from the same rollout. Raises
-    ValueError on a setting that an update does not read, and where the run did not keep what is
-    needed."""
+    """One update of a run with its settings and others, from the same rollout. Raises ValueError on
+    a setting that an update does not read, and where the run did not keep what is needed."""
     check_names(settings)
     source = source_of(run, update)
     old = source.settings

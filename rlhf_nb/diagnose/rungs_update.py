@@ -234,8 +234,7 @@ def scorer_parameters(value: Any) -> list[Any]:
 
 
 def one_update(subject: Subject) -> tuple[dict[str, float], list[float], list[str]]:
-    """Shares of the weights with a gradient that moved; the norm of each step's gradient; and what
-    moved that should not have, or could not."""
+    "Shares of weights that moved; each gradient's norm; what moved that should not, or could not."
     trainer: Any = subject.beside(**subject.sizes(LOOKED_AT))
     trainer.prepare()
     pair, reference, step = trainer.pair, trainer.ref_model, trainer.optimizer_step

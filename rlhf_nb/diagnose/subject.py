@@ -100,8 +100,7 @@ def gap_of(trainer: PPOTrainer, rows: list[Any], before: list[by_hand.Reading]) 
 
 
 class Cutting:
-    """An engine around another one: every other response stops early, so that there is padding to
-    get wrong, however seldom the policy stops by itself."""
+    "An engine around another one: every other response stops early, so that there is padding."
 
     def __init__(self, engine: Engine, stop_ids: Sequence[int]):
         self.engine, self.stop_ids = engine, stop_ids
@@ -265,10 +264,9 @@ class Subject:
     # ---- trainers beside it ----
 
     def beside(self, reward: Any = None, own_optimizer: bool = True, **changes: Any) -> PPOTrainer:
-        """A trainer with copies of policy and value model, the same reference and judges, the same
-        settings but for `changes`, a folder of its own, and its own order of the data. A copy of
-        the optimizer, if there is one, keeps its rates; own_optimizer=False: a new one, at those of
-        the settings."""
+        """A trainer with copies of policy and value model, the same reference, judges and settings
+        but for `changes`, and its own folder and order of the data. A copy of the optimizer keeps
+        its rates; own_optimizer=False: a new one, at those of the settings."""
         given, args = self.trainer, copy.copy(self.args)
         self.trainers += 1
         folder = str(self.folder / f"run-{self.trainers}")

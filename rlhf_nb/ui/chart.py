@@ -13,8 +13,7 @@ Points = Sequence[tuple[float, float]]  # update and value, in order
 
 
 def thin(points: Points, most: int = 240) -> list[tuple[float, float]]:
-    """About `most` points with the same outline: first, last, and the smallest and largest of each
-    stretch. nan and inf go."""
+    "About `most` points, the smallest and largest of each stretch among them. nan and inf go."
     points = [point for point in points if math.isfinite(point[1])]
     if len(points) <= most:
         return points

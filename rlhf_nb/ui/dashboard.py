@@ -31,7 +31,7 @@ from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.ui import run_view
 from rlhf_nb.ui.explore import action_button, control, notebook_bundle, side_by_side
-from rlhf_nb.ui.html import asset, element, error_note, sheet, themed_page
+from rlhf_nb.ui.html import asset, element, error_note, folded, sheet, themed_page
 from rlhf_nb.ui.notebook import forget_last_writer
 from rlhf_nb.ui.run_view import VIEWER_CURVES, Change, Run, state_sentence
 
@@ -121,8 +121,7 @@ class RunCallback(TrainerCallback):
         self.changed("wish")
 
     def stop(self) -> None:
-        """End the run when this update is done; train() returns as ever, and a checkpoint is
-        written unless save_strategy is no."""
+        "End the run when this update is done, with a checkpoint unless save_strategy is no."
         self._check("stop")
         self.wishes.stop = True
         self.wishes.go_on()  # a paused run stops, too
@@ -478,9 +477,7 @@ class LiveDashboard(RunCallback):
         "The run as it is now, in one file that needs no kernel and no network."
         run, heading = self.run, element("h1", "A run, watched")
         body = run_view.body_markup(run, self.curves, self.signal, self.episodes)
-        others = element(
-            "details", element("summary", "All curves"), run_view.curves_markup(run, None)
-        )
+        others = folded("All curves", run_view.curves_markup(run, None))
         box = sheet(run_view.head_line(run), body, others)
         page = themed_page(
             f"A run, watched: {state_sentence(run)}", heading, box, sheets=run_view.SHEETS

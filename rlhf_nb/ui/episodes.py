@@ -159,8 +159,7 @@ ONE_WAY = dict(logprobs=-1, ref_logprobs=-1, engine_logprobs=-1, values=1, retur
 
 
 def paler(numbers: Tensor, share: float = 0.99, most: int = 2**14, signed: bool = False) -> float:
-    """The magnitude below which this share of some numbers is, zeros aside, or with `signed` the
-    number itself; of many, one in so many."""
+    "The magnitude below which this share of some numbers is, zeros aside; `signed`: the number."
     x = numbers[:: -(-len(numbers) // most) or 1]
     x = x if signed else x[x != 0].abs()
     x = x[x.isfinite()].sort().values

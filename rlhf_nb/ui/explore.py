@@ -115,8 +115,7 @@ def thin_dials(
 
 
 def share_parts(views: Sequence[str]) -> dict[str, Any]:
-    """Texts as lists of places in one list of parts, each of them kept once: tags, mostly, which a
-    picture has in common with its neighbours."""
+    "Texts as places in one list of parts, each kept once: tags, which neighbours have in common."
     places: dict[str, int] = {}
     rows = [
         [places.setdefault(part, len(places)) for part in re.findall(r"[^>]*>|[^>]+$", view)]
@@ -154,8 +153,7 @@ def frame(grid: Mapping[str, Any]) -> str:
 
 
 def page(grid: Mapping[str, Any]) -> str:
-    """A whole page with one explorer. It names its script's hash, so that a browser runs no other,
-    and asks for nothing."""
+    "A whole page with one explorer, which runs its own script alone and asks for nothing."
     script, style = asset("explorers.js"), asset("theme.css") + asset("explorers.css")
     return script_page("explorer-page.html", grid["title"], script, style, {}, body=frame(grid))
 
@@ -237,11 +235,6 @@ class Explorer:
     """A view that a pure function draws from the values of controls, in a frame: a title, the
     question that it answers, states worth a try and a way back."""
 
-    title: str = ""
-    question: str = ""
-    presets: Mapping[str, Mapping[str, Any]] = {}
-    stops: Mapping[str, Sequence[Any]] = {}
-
     def __init__(
         self,
         render: Callable[..., str | Figure],  # called with one keyword argument a control
@@ -291,8 +284,7 @@ class Explorer:
         return {name: one.value for name, one in self.controls.items()}
 
     def places(self, values: Mapping[str, Any]) -> dict[str, int]:
-        """Where values are among those that their controls can take. Raises ValueError for an
-        argument or a value that there is not."""
+        "Where values are among those of their controls. Raises ValueError on others."
         if unknown := ", ".join(values.keys() - self.controls.keys()):
             raise ValueError(f"there is no control {unknown}: {', '.join(self.controls)} are here.")
         return {name: dial(name, self.controls[name]).place(x) for name, x in values.items()}

@@ -20,8 +20,7 @@ _TOLD = [
 
 
 def facts_told(post: str) -> dict[str, str] | None:
-    """The facts that a post of the mini world tells, a value for each slot; its distractors use
-    other sentences. None for any other text."""
+    "The facts that a post of the mini world tells, a value for each slot; None for any other text."
     facts: dict[str, str] = {}
     for pattern in _TOLD:
         if match := pattern.search(post):
@@ -57,8 +56,7 @@ def marked_texts(
 
 
 def claims_of(summary: str, facts: Mapping[str, str]) -> dict[str, list[str]]:
-    """What the gold judge counts in a summary: the words that are `covered` and `invented`, and the
-    slots that are `missing`."""
+    "What the gold judge counts in a summary: words `covered` and `invented`, slots `missing`."
     stated = dict.fromkeys(word for word in re.findall(r"\w+", summary) if word in SLOT)
     covered = [word for word in stated if facts[SLOT[word]] == word]
     stated_slots = {SLOT[word] for word in covered}
@@ -83,8 +81,7 @@ def post_with_facts(post: str, facts: Mapping[str, str]) -> Html:
 
 
 def judged_text(summary: str, facts: Mapping[str, str]) -> Html:
-    """A summary in which each fact is marked as covered (✓) or invented (✗), and after it the facts
-    that are missing (○). The page gives the colours."""
+    "A summary, its facts marked as covered (✓) or invented (✗); then those that are missing (○)."
     claims = claims_of(summary, facts)
 
     def mark(word: str) -> str:

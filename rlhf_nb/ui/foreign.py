@@ -122,8 +122,7 @@ def turns_of(x: Any) -> list[dict[str, str]]:
 
 
 def text_of(x: Any) -> str:
-    """Text of whatever stands for one: a string, a chat of messages (each with its role where there
-    are several), anything else as JSON."""
+    "Text of whatever stands for one: a string, a chat (with roles), anything else as JSON."
     if turns := turns_of(x):
         named = [f"{one['role']}: {one['content']}" for one in turns]
         return "\n\n".join(named) if len(named) > 1 else turns[0]["content"]
@@ -356,8 +355,7 @@ def _tensor(values: list[Any], name: str, lengths: list[int], unit: str, notes: 
 
 
 def _both_of_tokens(made: dict[str, Any], mask: Tensor) -> dict[str, Any]:
-    """Where one kind of scores is of tokens, so is the other: what the sums differ by is on the
-    last token. A score of 0 is none."""
+    "If one kind of scores is of tokens, so is the other: the rest is on the last token. 0 is none."
     known = {name: made[name] for name in SCORES[::-1] if made[name] is not None}
     of_tokens = next((x for x in known.values() if x.dim() == 2), None)
     if of_tokens is None:

@@ -35,8 +35,7 @@ def asset(name: str) -> str:
 
 @cache
 def module(*names: str) -> str:
-    """Some scripts of `static` as one self-contained module, in their order: a file that is sent to
-    somebody has nothing beside it to import, nor has a widget."""
+    "Some scripts of `static` as one, in their order: a file or a widget has nothing to import."
     joined = "\n".join(asset(name) for name in names)
     return re.sub(r'^import \{[^}]*\} from "\./[\w-]+\.js";\n', "", joined, flags=re.MULTILINE)
 
@@ -69,8 +68,7 @@ def _plain_text(markup: str) -> str:
 
 
 class Html(str):
-    """Markup that a notebook shows and a terminal prints as plain text. It escapes nothing: whoever
-    writes the markup does."""
+    "Markup that a notebook shows, and a terminal prints as plain text. It escapes nothing."
 
     def _repr_html_(self) -> str:
         return str(self)
@@ -83,8 +81,7 @@ def visible(
     text: str,  # anything a model may write
     lines: bool = False,  # line breaks and tabs stay as they are
 ) -> str:  # with ↵ at line breaks, ⇥ for tabs, ⟨U+202E⟩ for what cannot be seen; not yet escaped
-    """Invisible characters made visible. Plain and wide spaces, and the joiners that scripts and
-    emoji need, stay."""
+    "Invisible characters made visible. Spaces, and joiners that scripts and emoji need, stay."
 
     def show(character: str) -> str:
         if character in " \u200c\u200d\u3000" or (lines and character in "\n\t"):
@@ -98,8 +95,7 @@ def visible(
 
 
 def safe_text(text: object) -> str:
-    """Text as it may be placed between tags: invisible characters are shown, markup is escaped, and
-    a right-to-left text cannot reorder its neighbours."""
+    "Text to place between tags: escaped, invisible characters shown, its direction kept to itself."
     return element("bdi", escape(visible(str(text))))
 
 
@@ -199,8 +195,7 @@ def data_table(
     rows: Sequence[Sequence[object]],
     kind: str | None = None,  # CSS class of a box that scrolls; None: there is no box
 ) -> Html:
-    """A table whose first column names its rows; its colours come from a style sheet. Text is
-    escaped; Html goes in as it is; None is a dash."""
+    "A table whose first column names its rows; text is escaped, Html is not, None is a dash."
 
     def content(cell: object) -> str:
         return cell if isinstance(cell, Html) else safe_text("–" if cell is None else cell)
@@ -214,6 +209,11 @@ def data_table(
     table = element("table", above, top, element("tbody", *lines))
     around = dict(tabindex=0, role="region", aria_label=caption or heads[0])
     return table if kind is None else element("div", table, class_=f"wide {kind}", **around)
+
+
+def folded(title: str, *content: str, **attributes: object) -> Html:
+    "Some markup that opens by a click on its title."
+    return element("details", element("summary", title), *content, **attributes)
 
 
 def missing_note(text: str) -> str:
@@ -301,8 +301,7 @@ def section_page(title: str, lead: str, sections: Mapping[str, str]) -> str:
 def script_page(
     template: str, title: str, script: str, style: str, data: Mapping[str, Any], **parts: str
 ) -> str:
-    """A whole page with one script and the data that it reads. They cannot close their element,
-    whatever is in them."""
+    "A whole page with one script and its data, which cannot close their element."
     text = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     body = asset(template).format(title=escape(title), script=script, data=text, **parts)
     return page_head(title, style, script) + body

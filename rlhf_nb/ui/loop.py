@@ -167,7 +167,7 @@ def loop_frame(x: float, y: float, w: float, h: float, marked: bool = False) -> 
 # ---- The strip ----
 
 
-def strip(marked: str) -> Picture:
+def strip(marked: Step) -> Picture:
     "Two lines of steps that close to a loop, one of them marked. 800 by 108."
     w, h, top, bottom = 116.0, 30.0, 10.0, 68.0
     at = [10 + 132.8 * column for column in range(6)]
@@ -175,10 +175,11 @@ def strip(marked: str) -> Picture:
     places |= dict(reward=(4, top), kl=(5, top), shaping=(5, bottom), gae=(4, bottom))
     places |= dict(losses=(3, bottom), ppo=(2, bottom), evaluate=(1, bottom), models=(0, bottom))
     boxes = [
-        step_box(BY_NAME[name], at[column], y, w, h, name == marked)
+        step_box(BY_NAME[name], at[column], y, w, h, name == marked.name)
         for name, (column, y) in places.items()
     ]
-    boxes.append(step_box(BY_NAME["training_loop"], 480, 43, 160, 22, marked == "training_loop"))
+    whole = marked.name == "training_loop"
+    boxes.append(step_box(BY_NAME["training_loop"], 480, 43, 160, 22, whole))
     right = [arrow([(at[i] + w, top + 15), (at[i + 1], top + 15)]) for i in range(1, 5)]
     left = [
         arrow([(at[i], bottom + 15), (at[i - 1] + w, bottom + 15)], dashed=i == 2)
@@ -188,11 +189,10 @@ def strip(marked: str) -> Picture:
         arrow([(at[5] + w / 2, top + h), (at[5] + w / 2, bottom)]),
         arrow([(at[2] + w / 2, bottom), (at[2] + w / 2, top + h)]),
     ]
-    frame = loop_frame(at[2] - 6, 4, at[5] + w - at[2] + 12, 100, marked == "training_loop")
-    step = BY_NAME[marked]
+    frame = loop_frame(at[2] - 6, 4, at[5] + w - at[2] + 12, 100, whole)
     label = (
         "The RLHF-PPO loop: prompts, rollout, log-probs, reward, KL, shaping, GAE, losses, update, "
-        f"and again; evaluation is apart. This page: {step.title} ({step.number})."
+        f"and again; evaluation is apart. This page: {marked.title} ({marked.number})."
     )
     return picture_card(108, label, frame, *right, *left, *turns, *boxes)
 
@@ -286,23 +286,19 @@ def large() -> Picture:
 # ---- In use ----
 
 
-def find_step(name: str) -> Step:
-    "A step by its name or by its page's, such as `gae` or `tldr`. Raises ValueError for another."
-    for step in STEPS:
-        if name in (step.name, step.page, step.page[3:]):
-            return step
+def loop_picture(
+    step: str | None = None,  # its name or its page's: gae, tldr; None for the large picture
+) -> Picture:
+    "The loop as an SVG: large, or a strip with one step marked. Raises ValueError for no step."
+    if step is None:
+        return large()
+    for one in STEPS:
+        if step in (one.name, one.page, one.page[3:]):
+            return strip(one)
     raise ValueError(
-        f"there is no step {name!r} in the loop: give one of {', '.join(BY_NAME)}, or no name for "
+        f"there is no step {step!r} in the loop: give one of {', '.join(BY_NAME)}, or no name for "
         "the large picture."
     )
-
-
-def loop_picture(
-    step: str | None = None,  # a step's name, such as "gae"; None for the large picture
-) -> Picture:
-    """The loop of RLHF with PPO as an SVG: the large picture, or a strip in which one step is
-    marked. Raises ValueError for a step that is not in the loop."""
-    return large() if step is None else strip(find_step(step).name)
 
 
 # ---- Rows in parts ----

@@ -317,18 +317,6 @@ def arc(
     return element("path", class_=f"from-{side(value)}", **stroke, d=d, **look)
 
 
-def stack_bars(
-    x: float, y: float, w: float, terms: Sequence[float], opacities: Sequence[float], scale: float
-) -> str:
-    "The terms on top of each other, positive ones upwards and negative ones downwards."
-    parts, top = [], {"up": y, "down": y}
-    for term, opacity in zip(terms, opacities):
-        if term:
-            parts.append(signed_bar(x, top[side(term)], w, term, scale, opacity))
-            top[side(term)] -= term * scale
-    return "".join(parts)
-
-
 def panel(
     left: float,
     width: float,
@@ -364,7 +352,13 @@ def panel(
             words(at[t], above, signed_number(deltas[t]), "number", 12, color=INK),
             signed_bar(at[t], zeros[0], thick, deltas[t], scale),
             words(at[t], arcs_at - 8, visible_token(token), "token", 12, color=INK),
-            stack_bars(at[t], zeros[1], thick, terms[t], fading, scale),
+        ]
+        top = {"up": zeros[1], "down": zeros[1]}  # of what is stacked so far
+        for term, opacity in zip(terms[t], fading):
+            if term:
+                parts.append(signed_bar(at[t], top[side(term)], thick, term, scale, opacity))
+                top[side(term)] -= term * scale
+        parts += [
             rule("net", at[t] - edge, at[t] + edge, net, INK, 2.5),
             words(at[t], bottom, signed_number(total), "number", 13, color=INK),
         ]
@@ -438,12 +432,6 @@ def path(kind: str, points: list[tuple[float, float]], color: str, thick: float,
     return element("path", class_=kind, d=d, fill="none", **stroke, stroke_dasharray=dash or None)
 
 
-def push_arrow(x: float, y: float, way: int) -> str:
-    "A short arrow to the right (more likely) or to the left."
-    tip, back = x + 26 * way, x + 19 * way
-    return path("push", [(x, y), (tip, y), (back, y - 5), (tip, y), (back, y + 5)], INK, 2, "")
-
-
 def half(
     left: float,
     advantage: int,
@@ -484,7 +472,10 @@ def half(
     parts.append(words(x(up_to / 2), TOP + HEIGHT + 34, "ratio ρ_{t}", "number", 12))
     centre = dict(cx=f"{x(1):.1f}", cy=f"{y(-advantage):.1f}")
     parts.append(element("circle", class_="point", **centre, r=5, fill=INK))
-    parts.append(push_arrow(x(1) + 11 * advantage, y(-advantage), advantage))
+    start, tip, back = (x(1) + far * advantage for far in (11, 37, 30))  # right: more likely
+    level = y(-advantage)
+    arrow = [(start, level), (tip, level), (back, level - 5), (tip, level), (back, level + 5)]
+    parts.append(path("push", arrow, INK, 2, ""))
     return "".join(parts)
 
 
@@ -495,8 +486,7 @@ def clip_picture(
     up_to: float = 2.0,  # the largest ratio shown
 ) -> Picture:
     """The loss of a good and of a bad token over the ratio: unclipped (dashed), clipped, and where
-    the gradient is zero. The dot is a token before the first step; its arrow says where it is
-    pushed."""
+    the gradient is zero. The dot is a token before the first step; its arrow is the push."""
     high = cliprange if cliprange_high is None else cliprange_high
     halves = []
     for left, advantage in ((50.0, 1), (50.0 + WIDTH / 2, -1)):

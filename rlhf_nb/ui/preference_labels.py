@@ -68,8 +68,7 @@ def showings(
     repeat_every: int = 8,  # after so many new pairs, one comes again; 0: none does
     seed: int = 0,
 ) -> list[Showing]:
-    """Which pair when, and on which side. More pairs later do not change the beginning. Raises
-    ValueError on too many repeats."""
+    "Which pair when, and on which side; more pairs do not change the beginning. Raises ValueError."
     if repeat_every and repeat_every <= _PAIRS_APART:
         raise ValueError(
             f"repeat_every is {repeat_every}: give 0 for none, or at least {_PAIRS_APART + 1}, so "
@@ -126,8 +125,7 @@ def _object_of(line: bytes) -> dict[str, Any] | None:
 
 
 class LabelFile:
-    """JSON lines, each of them on the disk before `append` returns. A torn last line is skipped and
-    then overwritten."""
+    "JSON lines, each on the disk before `append` returns. A torn last line is overwritten."
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -231,8 +229,7 @@ class Labels:
         return decided.count("1"), len(decided)
 
     def training(self) -> Dataset:
-        """Columns chosen, rejected, pair, and prompt where there is one: first showings that were
-        no tie. Raises ValueError where there is none."""
+        "Columns chosen, rejected, pair, perhaps prompt: first showings, no ties. Or ValueError."
         rows = [row for row in self.fresh if row["choice"] != "0"]
         if not rows:
             raise ValueError(
@@ -268,8 +265,7 @@ def report_lines(labels: Labels) -> dict[str, str]:
 
 
 def read_labels(path: str | Path) -> Labels:
-    """The choices of a file of `label_preferences`. Raises FileNotFoundError, or ValueError on a
-    line that is no choice."""
+    "The choices of a file of `label_preferences`. Raises FileNotFoundError or ValueError."
     file = LabelFile(path)
     if not file.path.exists():
         raise FileNotFoundError(f"there is no file {file.path}: label_preferences writes one.")
@@ -279,9 +275,8 @@ def read_labels(path: str | Path) -> Labels:
 
 
 def load_preferences(path: str | Path) -> Dataset:
-    """The decided pairs of a file of `label_preferences`, as RewardTrainer takes them: chosen,
-    rejected, pair, and prompt where there was one. Ties, repeats and what was taken back are left
-    out; `read_labels` counts them."""
+    """The decided pairs of a file of `label_preferences`, for RewardTrainer: chosen, rejected,
+    pair, prompt. Ties, repeats and what was taken back are left out."""
     return read_labels(path).training()
 
 
@@ -380,8 +375,7 @@ class Labelling:
         return pair["prompt"], _in_order(pair, self.showing)
 
     def choose(self, key: str) -> None:
-        """1: answer 1 is better. 2: answer 2. 0: a tie. On the disk when it returns. Raises
-        ValueError on another key, or where all are made."""
+        "1: answer 1 is better. 2: answer 2. 0: a tie. It is on the disk then. Or ValueError."
         at, now = self.showing, self.clock()
         if key not in ("0", "1", "2") or at is None:
             raise ValueError(

@@ -88,9 +88,8 @@ def objective_for(
     shown: Shown,
     chosen: Objective | None = None,  # by the reader, for a rollout that carries none
 ) -> tuple[Objective | None, Objective | None, str]:
-    """The objective with which a page can compute again what a rollout holds, None where it does
-    not give its numbers; what a page that asks the reader for one begins with, None where it need
-    not ask; and a sentence that says so."""
+    """The objective that gives a rollout's numbers, or None; what a page that asks the reader for
+    one begins with, or None; and a sentence that says so."""
     r = shown.rollout
     if absent := lacking(r):
         kept = f"The file has no {', '.join(absent)}."
@@ -137,14 +136,12 @@ def packed_update(
         objective = asks = None
         note = "Advantages are whitened over a whole update, and some episodes are left out."
     n = r.mask.sum(1)
-    prompts: dict[str, int] = {}
-    turns: list[list[tuple[str, str]]] = []  # of each prompt
+    prompts: dict[str, tuple[int, dict[str, Any]]] = {}  # its place, and what is shown of it
+    asked = [r.prompts[e] if r.prompts else NO_PROMPT for e in rows]
     answers, widths = _answers(r, rows)
-    for e in rows:
-        asked = r.prompts[e] if r.prompts else NO_PROMPT
-        if asked not in prompts:
-            prompts[asked] = len(prompts)
-            turns.append(turns_of(conversation_of(r, e)))
+    for e, prompt in zip(rows, asked):
+        if prompt not in prompts:
+            prompts[prompt] = len(prompts), _prompt(prompt, turns_of(conversation_of(r, e)))
     marks = [_turn_marks(r, e) for e in rows]
     signals, scores = _stored_signals(shown, objective), filled(r, ("raw_scores", "scores"))
     if objective or asks:
@@ -164,8 +161,8 @@ def packed_update(
         lengths=n[picked].tolist(),
         stopped=None if r.stopped is None else [bool(x) for x in r.stopped[picked].tolist()],
         answers=answers,
-        prompts=[_prompt(*both) for both in zip(prompts, turns)],
-        asked=[prompts[r.prompts[e] if r.prompts else NO_PROMPT] for e in rows],
+        prompts=[shown for _, shown in prompts.values()],
+        asked=[prompts[prompt][0] for prompt in asked],
         columns={k: [x[e] for e in rows] for k, x in _columns(columns_of(r)).items()},
         recipe=page_recipe(objective) if objective else None,
         asks=page_recipe(asks) if asks else None,
@@ -206,8 +203,7 @@ CHAT = re.compile(  # a turn as common chat templates write it
 
 
 def _prompt(text: str, turns: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """A prompt as it is shown, its turns where it is a conversation, and the facts that it tells
-    where the gold judge knows them."""
+    "A prompt as it is shown, the turns of a conversation, and facts that the gold judge knows."
     facts: Mapping[str, str] | None = facts_told(text)
     turns = turns or [(role, said) for role, said in CHAT.findall(text) if said]
     shown = partial(visible, lines=True)

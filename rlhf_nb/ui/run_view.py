@@ -27,6 +27,7 @@ from rlhf_nb.ui.html import (
     data_table,
     duration,
     element,
+    folded,
     safe_text,
     sheet,
     themed_markup,
@@ -158,8 +159,7 @@ VIEWER_CURVES = tuple(metric.short[0] for metric in in_order("viewer"))  # those
 
 
 def chosen_curves(run: Run, names: Sequence[str] | None) -> list[str]:
-    """The metrics of some short or logged names. None: all that there are; if none of them was
-    logged, the first four."""
+    "The metrics of some names. None: all; if none of them was logged, the first four."
     logged = list(run.lines)  # a thread may be adding to it
     if names is None:
         return logged
@@ -239,8 +239,7 @@ def run_episode_markup(r: Rollout, i: int, signal: str, most: float) -> str:
     if row is not None:
         cells = [(visible_token(token), signed_number(x)) for token, x in zip(tokens, values)]
         table = data_table("", ["Token", signal], cells)
-        summary = element("summary", f"{signal} as numbers")
-        parts.append(element("details", summary, table))
+        parts.append(folded(f"{signal} as numbers", table))
     return element("div", *parts, class_="episode")
 
 

@@ -47,8 +47,7 @@ def episode_suspects(
     most: int = 6,
     far: float = 2.5,  # standard deviations within updates, above the mean of its own
 ) -> list[Suspect]:  # the oddest first
-    """Episodes that are paid more than most of their update and are far out in KL, length or
-    repetition; of these three some may be missing."""
+    "Episodes that are paid more than most of their update and are far out in one of _ODD."
     odd = [name for name in _ODD if name in numbers]
     if "score" not in numbers or not odd:
         return []

@@ -197,9 +197,8 @@ def near_chance(
 def blind_sentence(
     measured: Mapping[str, Any],  # `reward` in results.json
 ) -> str:  # empty where the probe was not run
-    """What the reward model cannot see, from the probe (a perfect summary against one wrong fact):
-    the facts on which it guesses, or the one on which it is weakest; and the kind of held-out pair
-    that it gets wrong most."""
+    """From the probe (a perfect summary, one fact wrong), the facts on which a reward model
+    guesses, or is weakest; and the kind of held-out pair that it gets wrong most."""
     shares, pairs = measured.get("probe_by_slot") or {}, measured.get("probe_pairs") or {}
     if not shares or shares.keys() != pairs.keys():
         return ""
@@ -249,8 +248,7 @@ def outcome_sentence(frame: pd.DataFrame) -> str:
 
 
 def completions_of_run(folder: Path) -> pd.DataFrame:
-    """Both tables of completions side by side: query, reference, and for each model there is
-    `text_…`, `score_…`, `gold_…`."""
+    "Tables of completions side by side: query, reference; by model `text_…`, `score_…`, `gold_…`."
     parts, wanted = [], {"query", "model response", "score", "gold", "reference"}
     for name in ("sft", "ppo"):
         path = folder / "completions" / f"{name}.csv"
@@ -274,8 +272,7 @@ def subreddit_of(post: str) -> str:
 
 
 def spread_posts(posts: Sequence[str], count: int) -> list[int]:
-    """The first post of each subreddit in the order given, then the second of each, until there are
-    enough. The choice depends on the posts alone."""
+    "The first post of each subreddit in the order given, then the second of each, and so on."
     names = pd.Series([subreddit_of(post) for post in posts], dtype=str)
     nth = names.groupby(names).cumcount()
     return sorted(range(len(posts)), key=lambda i: (nth[i], i))[:count]

@@ -34,6 +34,7 @@ from rlhf_nb.ui.html import (
     Html,
     element,
     fit_column,
+    folded,
     number_text,
     percent,
     safe_prose,
@@ -52,17 +53,16 @@ from rlhf_nb.update import Objective
 
 
 def prompt_fold(rollout: Rollout, episode: int) -> str:
-    "The prompt and its columns, folded."
+    "The prompt and its columns, fold."
     lines = [
         element("p", safe_prose(line), style="white-space:pre-wrap")
         for line in prompt_lines(rollout, episode)
     ]
-    return element("details", element("summary", "Prompt"), *lines, class_="prompt")
+    return folded("Prompt", *lines, class_="prompt")
 
 
 def episode_markup(shown: Shown, episode: int, signal: str = "", fold: bool = False) -> str:
-    """One episode: a strip of one signal, on the update's scale, and the table of all of them,
-    folded or not; of a long one the beginning."""
+    "One episode: a strip of a signal, all signals, folded or not; of a long one the beginning."
     rollout, every = shown.rollout, episode_tokens(shown.rollout, episode)
     every = bracketed(rollout, episode, every)
     signals = {name: x[:MOST_SHOWN] for name, x in shown.signals(episode).items()}
@@ -79,12 +79,12 @@ def episode_markup(shown: Shown, episode: int, signal: str = "", fold: bool = Fa
     )
     table = str(signal_table(tokens, **signals)) if signals else ""
     if table and fold:
-        table = element("details", element("summary", "All signals"), table)
+        table = folded("All signals", table)
     cut = f" · the first {MOST_SHOWN:,} follow, save_html() shows all" * (len(every) > MOST_SHOWN)
     facts = element("p", element("strong", escape(episode_facts(rollout, episode) + cut)))
     prompt = prompt_fold(rollout, episode)
     notes = "".join(element("li", safe_text(note)) for note in notes_of(rollout))
-    read = element("details", element("summary", "How this file was read"), element("ul", notes))
+    read = folded("How this file was read", element("ul", notes))
     return "".join([facts, prompt, turns, strip, table, read if notes else ""])
 
 
@@ -176,11 +176,12 @@ def curves_of(
     counted: str = "tokens",  # what lengths are counted in
 ) -> list[dict[str, Any]]:
     "The metrics that were logged, as curves over the updates: a line a run, all on one axis."
+    finite = {run: x.replace([math.inf, -math.inf], math.nan) for run, x in lines.items()}
     logged: list[tuple[Metric, list[dict[str, Any]]]] = []
     for metric in in_order("viewer"):
         drawn = [
-            dict(run=run, which=i, points=finite_points(frame, metric.name))
-            for i, (run, frame) in enumerate(lines.items())
+            dict(run=run, which=i, points=frame[["update", metric.name]].dropna().values.tolist())
+            for i, (run, frame) in enumerate(finite.items())
             if metric.name in frame
         ]
         if kept := [line for line in drawn if line["points"]]:
@@ -189,12 +190,6 @@ def curves_of(
     updates = [max(u, 0.0) for _, kept in logged for line in kept for u, _ in line["points"]]
     span = (min(updates, default=0.0), max(updates, default=0.0))
     return [_curve(metric, kept, span, counted) for metric, kept in logged]
-
-
-def finite_points(frame: pd.DataFrame, column: str) -> list[list[float]]:
-    "Update and value of each row that has both."
-    both = frame[["update", column]].replace([math.inf, -math.inf], math.nan)
-    return both.dropna().values.tolist()
 
 
 def _curve(

@@ -20,8 +20,7 @@ from rlhf_nb.ui.html import SHADE, Html, element, inline, visible
 def signed_number(
     value: float | int | bool | None,  # None is a gap
 ) -> str:  # "+0.20", "≈0", "0"; counts and truth values as they are
-    """A number as it is written in a cell: a float carries its sign, an exact zero has none, and
-    what two decimals would round to zero is ≈0."""
+    "A number of a cell: a float with its sign, but not 0; ≈0 for what two decimals round to it."
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -50,8 +49,7 @@ def tint(
     vmax: float,  # magnitude of full colour; 0 gives none to anything
     pale: float | None = None,  # no colour here, full at vmax: a scale of one direction, violet
 ) -> str:  # "#rrggbbaa", or "transparent"
-    """The one diverging map: blue below zero, orange above, the paler the nearer to it. The colour
-    lets the page through, light or dark."""
+    "The one diverging map: blue below zero, orange above, paler near it; the page shines through."
     flat = vmax == pale if pale is not None else not vmax > 0 or value == 0
     if value is None or isnan(value) or flat:
         return CLEAR
@@ -148,8 +146,7 @@ def signal_table(
     mask: Tensor | None = None,  # [T] or [1, T], true on real tokens; None: all of them
     **signals: Tensor,  # [T] or [1, T] each, under the name its row shall carry
 ) -> Html:
-    """A row a signal, a column a token, sign and number in every cell. Raises ValueError on unequal
-    lengths or more than one row."""
+    "A row a signal, a column a token. Raises ValueError on unequal lengths, or more than one row."
     if not signals:
         raise ValueError(
             "no signal to show: give at least one, for example signal_table(reward=rewards[0])."
@@ -187,8 +184,7 @@ def token_strips(
     vmax: float | None = None,  # magnitude of full colour; None: the largest in view
     pale: float | None = None,  # of a scale of one direction: where there is no colour
 ) -> Html:
-    """A text with lines of numbers beneath every token, coloured and signed on one scale. Raises
-    ValueError on unequal lengths or a bad vmax."""
+    "A text with numbers beneath its tokens, on one scale. ValueError on unequal lengths, bad vmax."
     if vmax is not None and pale is None and not (isfinite(vmax) and vmax > 0):
         raise ValueError(f"vmax is {vmax}: give a positive number, or None.")
     numbers = {label: [float(v) for v in _row(x, label)] for label, x in rows.items()}
@@ -213,8 +209,7 @@ def token_strip(
     name: str = "value",  # what the numbers are
     vmax: float | None = None,  # magnitude of full colour; None: the largest in view
 ) -> Html:
-    """A text with one number beneath every token, coloured and signed. Raises ValueError on unequal
-    lengths or a bad vmax."""
+    "A text with a number beneath every token. Raises ValueError on unequal lengths or a bad vmax."
     return token_strips(tokens, {} if values is None else {name: values}, mask, name, vmax)
 
 
@@ -227,8 +222,7 @@ def panels(
     ncols: int = 3,  # panels side by side
     title: str | None = None,  # above all of them
 ) -> Figure:
-    """One panel a title; for each run its mean at each x, with a band from `least` to `most` where
-    they differ. NaN is a gap."""
+    "One panel a title; a run's mean at each x, a band from `least` to `most`. NaN is a gap."
     ncols = min(ncols, len(lines))
     nrows = -(-len(lines) // ncols)
     size = 4 * ncols, 2.7 * nrows + 0.4
@@ -264,8 +258,7 @@ def curves(
     ncols: int = 3,  # panels side by side
     title: str | None = None,  # above all of them
 ) -> Figure:
-    """One panel a metric; a line for each `run`, with a band over its seeds. Raises ValueError on a
-    column that is not there."""
+    "One panel a metric; a line a `run`, a band over its seeds. ValueError on an absent column."
     titles = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
     absent = [name for name in (x, *titles.values()) if name not in frame]
     if absent or not titles:
@@ -300,8 +293,7 @@ def episode_table(
     title: str | None = None,  # above the table
     of: int | None = None,  # how many there are, where these are the first of more
 ) -> Html:
-    """Completions or rollouts as a table; a value that a row lacks is left empty. Raises ValueError
-    on a column no row has."""
+    "Completions or rollouts as a table; gaps are empty. Raises ValueError on a column no row has."
     known = list(dict.fromkeys(name for row in rows for name in row))
     columns = known if columns is None else list(columns)
     absent = [name for name in columns if rows and name not in known]
