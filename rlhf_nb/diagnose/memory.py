@@ -367,8 +367,7 @@ def gathered_bytes(plan: MemoryPlan, phase: str) -> float:
 
 
 def _copies(plan: MemoryPlan, phase: str) -> float:
-    """The bf16 copies of matrices that autocast keeps: of trained ones, until the forward pass is
-    over; without checkpointing of all, for the backward pass."""
+    "The bf16 copies of matrices that autocast keeps; of trained ones, only in the forward pass."
     running = plan.trained[:1] if phase == "rollout" else plan.trained
     if phase != "update" or plan.activation_checkpointing:
         running = [m for m in running if m.trained == m.params]
@@ -376,8 +375,7 @@ def _copies(plan: MemoryPlan, phase: str) -> float:
 
 
 def _logits(plan: MemoryPlan, rows: int, whole: int, copies: int) -> float:
-    """Two copies of a chunk. ZeRO-3 does not run body and head separately: there `whole` times all
-    logits [B, 2 T + 1, V], and `copies` of a chunk."""
+    "Two copies of a chunk; ZeRO-3: `whole` times all logits [B, 2 T + 1, V], `copies` of a chunk."
     policy, tokens = plan.trained[0], rows * plan.drawn
     if plan.layout != "zero3":
         return logits_bytes(policy, tokens)

@@ -1,5 +1,4 @@
-"""Before the GPU hours: a ladder of checks on a trainer's own models, data and settings, cheapest
-first. Nothing of the run is touched."""
+"A ladder of checks on a trainer's own models, data and settings. It touches nothing of the run."
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Rungs on the update: its loss and gradient by hand, whether it learns, what changes from one
-update to the next, and what is kept of a run."""
+"Rungs on the update: loss and gradient by hand, learning, the next updates, what is kept of a run."
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What the rungs of a preflight look at: the user's trainer, which stays as it is, and trainers
-beside it with copies of what is trained."""
+"What a preflight looks at: the user's trainer, and others beside it with copies of its models."
 
 from __future__ import annotations
 

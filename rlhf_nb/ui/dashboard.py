@@ -1,8 +1,6 @@
-"""A run while it trains: its curves, its episodes, and three settings that may be changed.
-
-Any thread may request a pause, a stop or a coefficient; the one that trains takes the requests
-between two updates, and nobody else does. A callback writes the record of the run, a panel shows
-it below its controls."""
+"""A run while it trains. Any thread may request a pause, a stop or a coefficient; the one that
+trains takes the requests between two updates. A callback writes the record, a panel shows it below
+controls."""
 
 from __future__ import annotations
 
@@ -342,8 +340,7 @@ class Panel:
             self.show_head()
 
     def listen(self, seconds: float = 1.0, times: int = 6) -> None:
-        """Let the hidden player play a step, which a front end that hears sends back; say so where
-        nothing comes back. Runs in a thread of its own."""
+        "Let the hidden player play a step, and say so where no front end sends it back."
         run = self.board.run
         for _ in range(times):
             if self.heard or not run.going:

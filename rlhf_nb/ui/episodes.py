@@ -87,8 +87,7 @@ def episode_facts(rollout: Rollout, episode: int) -> str:
 
 
 def turns_told(rollout: Rollout, episode: int) -> list[dict[str, Any]]:
-    """Of each turn what the policy wrote and what answered, where both begin in the response, and
-    the turn's numbers in words; of one turn nothing."""
+    "Of each turn what was written and answered, where both begin, its numbers; of one turn: []."
     if rollout.turn is None:
         return []
     r = rollout.select([episode])

@@ -1,5 +1,4 @@
-"""Controls above a view that a pure function draws, live and, without a kernel, from states that
-were drawn beforehand."""
+"Controls above a view that a pure function draws: live, or from states drawn beforehand."
 
 from __future__ import annotations
 
@@ -92,9 +91,8 @@ def thin_dials(
     fixed: Collection[str] = (),  # controls that keep all
     most: int = MOST_STATES,
 ) -> list[Dial]:
-    """The controls with so few stops that they have no more than `most` states. Only sliders lose
-    stops: those with the most, evenly, and never their ends, their start or what is needed. Raises
-    ValueError where that is not enough."""
+    """The controls with at most `most` states. Only sliders lose stops: those with the most,
+    evenly, never ends, start or what is needed. Raises ValueError where that is not enough."""
 
     def thin_dial(dial: Dial) -> Dial:
         count, last = counts.get(dial.name, 0), len(dial.values) - 1
@@ -232,8 +230,7 @@ def dial(name: str, one: widgets.Widget) -> Dial:
 
 
 class Explorer:
-    """A view that a pure function draws from the values of controls, in a frame: a title, the
-    question that it answers, states worth a try and a way back."""
+    "A view that a pure function draws from controls, with title, question, presets, a way back."
 
     def __init__(
         self,
@@ -307,8 +304,7 @@ class Explorer:
         self.set(**self.start)
 
     def at(self, **values: Any) -> Html:
-        """What the view shows with these values, and the others as at first. No control moves: a
-        page can show a state and leave the reader's own alone."""
+        "What the view shows with these values, and others as at first. No control moves."
         self.places(values)
         return Html(markup(self.render(**{**self.start, **values}), self.alt))
 

@@ -375,8 +375,7 @@ def _ids(x: Any, known: int) -> list[int] | None:
 def _tokens(
     episodes: Sequence[Row], responses: list[str], tokenizer: Any, notes: list[str]
 ) -> tuple[str, list[list[str]], Tensor]:
-    """What is counted, the tokens or words of each response, and their ids [B, T]: the file's own,
-    or the number of each word in this update."""
+    "What is counted, tokens or words; those of each response; ids [B, T], or numbers of words."
     known = len(tokenizer) if hasattr(tokenizer, "__len__") else 2**31
     ids = [_ids(one.get("token_ids"), known) for one in episodes]
     bad = [i for i, its in enumerate(ids) if its is None and "token_ids" in episodes[i]]
@@ -467,8 +466,7 @@ def is_foreign(source: Any) -> bool:
 
 
 class ForeignRun(Updates):
-    """Updates of a file, a folder with a file an update, or records, as `RunFolder` has those of a
-    run. Raises ValueError where they cannot be read."""
+    "Updates of a file, a folder with a file an update, or records. Raises ValueError."
 
     def __init__(
         self,

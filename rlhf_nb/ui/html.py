@@ -1,5 +1,4 @@
-"""Markup that several views share, and the files that hold the rest of it in its own languages.
-Text is escaped here, so that no view has to remember it."""
+"Markup that several views share, and files that hold the rest of it. Text is escaped here."
 
 from __future__ import annotations
 

@@ -522,8 +522,7 @@ def push_map(
     advantages: Tensor,  # [N]
     moves: Tensor,  # [N] true where a token still has a gradient
 ) -> Figure:
-    """Where the loss pushes up (orange), down (blue) or not at all (hatched); tokens are dots, or
-    crosses where nothing pushes them any more."""
+    "Where the loss pushes up (orange), down (blue), not at all (hatched); tokens: dots or crosses."
     ends = ["#7ab0e8", "#ffffff", "#f4a259"]
     colours = LinearSegmentedColormap.from_list("signed", ends)
     figure, axis = plt.subplots(figsize=(6, 3.4))

@@ -300,8 +300,7 @@ class PersonJudge:
     def __call__(
         self, prompts: list[str], pairs: list[tuple[str, str]], **columns: list
     ) -> list[float | None]:
-        """0: the first answer is better. 1: the second. 0.5: a tie, or twice the same answer. None
-        where nobody has chosen yet."""
+        "0: the first answer is better. 1: the second. 0.5: a tie, or the same. None: unknown."
         return [
             0.5 if one == two else self.verdicts.get((prompt, one, two))
             for prompt, (one, two) in zip(prompts, pairs, strict=True)

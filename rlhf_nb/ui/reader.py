@@ -88,8 +88,7 @@ def objective_for(
     shown: Shown,
     chosen: Objective | None = None,  # by the reader, for a rollout that carries none
 ) -> tuple[Objective | None, Objective | None, str]:
-    """The objective that gives a rollout's numbers, or None; what a page that asks the reader for
-    one begins with, or None; and a sentence that says so."""
+    "The objective that gives a rollout's numbers; what a page would ask for; a sentence on both."
     r = shown.rollout
     if absent := lacking(r):
         kept = f"The file has no {', '.join(absent)}."
@@ -127,8 +126,7 @@ def packed_update(
     rows: Sequence[int] | None = None,  # None: all; of some, nothing can be computed again
     chosen: Objective | None = None,  # by the reader, for a rollout that carries none
 ) -> bytes:
-    """An update, compressed: a JSON header behind its length in four bytes, then arrays of float32
-    in byte planes. `rlhf_nb/ui/static/reader.js` reads it."""
+    "An update, compressed, for reader.js: a JSON header behind its length, float32 in planes."
     r = shown.rollout
     rows = range(len(r)) if rows is None else rows
     objective, asks, note = objective_for(shown, chosen)

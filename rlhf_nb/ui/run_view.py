@@ -1,6 +1,5 @@
-"""A run as it is now: the record of what has happened so far, and its pages, drawn from it by pure
-functions. The live panel, what a notebook keeps and the saved file show the same. No widgets, no
-threads."""
+"""A run as it is now: its record, and its pages, drawn by pure functions. The live panel, what a
+notebook keeps and the saved file show the same. No widgets, no threads."""
 
 from __future__ import annotations
 

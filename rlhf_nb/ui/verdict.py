@@ -1,5 +1,4 @@
-"""What PPO gained: win rates in words and as a picture, what the reward model cannot see, and posts
-with the summaries that SFT and PPO wrote of them."""
+"What PPO gained, in words and as a picture; what a reward model cannot see; posts and summaries."
 
 from __future__ import annotations
 
@@ -122,8 +121,7 @@ def statements(
     quick: bool = False,  # whether the run was a small one
     frame: pd.DataFrame | None = None,  # of `completions_of_run`
 ) -> list[tuple[str, str]]:  # kind and text; empty without a verdict
-    """What a demo came to, in the order of its log and its page: `gain` and `verdict` in a few
-    words, what is `told` of them, and what is `small` print."""
+    "What a demo came to, for log and page: `gain` and `verdict`, what is `told`, `small` print."
     both = judged_twice(results)
     if not both:
         return []

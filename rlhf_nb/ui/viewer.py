@@ -1,5 +1,4 @@
-"""Rollouts to read: one of them, episode by episode, and a whole run, with its curves, its updates
-and another run beside it."""
+"Rollouts to read: one, episode by episode, or a whole run with curves and another run beside it."
 
 from __future__ import annotations
 
@@ -138,9 +137,8 @@ def view(
     update: int | None = None,  # of a run or a file with several; None: the last
     objective: Objective | None = None,  # that it was made with, where the rollout does not say so
 ) -> RolloutView:
-    """One episode with all the signals it has, and the way to all others; `now` adds ratio and
-    clipped. Raises ValueError on an episode or a signal that is not there, and where a file cannot
-    be read."""
+    """One episode with all its signals, and the way to all others; `now` adds ratio and clipped.
+    Raises ValueError on an episode or a signal that is not there, or a file that cannot be read."""
     if isinstance(rollout, (str, Path)) and Path(rollout).suffix == ".safetensors":
         rollout = Rollout.load(rollout)
     elif not isinstance(rollout, Rollout):
@@ -386,8 +384,7 @@ class RunBrowser:
         updates: int | Sequence[int] = 24,  # how many, spread over the run; or which ones
         episodes: int | None = None,  # the first so many of each; None: all, as a what-if needs
     ) -> Path:
-        """One file that needs no kernel: some updates with their episodes, the suspects and the
-        curves; above them the result of a demo."""
+        "One file that needs no kernel: updates, suspects and curves, below the result of a demo."
         files = list(self.run.files)
         log = log_or_means(self.run)
         of_run = run_suspects(log, counted=self.run.counted)

@@ -60,8 +60,7 @@ def tint(
 
 
 def visible_token(token: str) -> str:
-    """A decoded token as it is written in a header: as `visible`, with ␣ for a space and ∅ for the
-    empty string, on one line, without blanks around a word."""
+    "A token as a header: as `visible`, ␣ for a space, ∅ for nothing, no blanks around a word."
     text = visible(token).replace("\n", "")
     return (text.strip(" ") or text).replace(" ", "␣") or "∅"
 
