@@ -64,9 +64,7 @@ class Rung:
 class Ladder(list[Rung]):
     "Rungs in their order."
 
-    def rung(
-        self, name: str, advice: str, needs: Sequence[str] = ()
-    ) -> Callable[[Measure], Measure]:
+    def rung(self, name: str, advice: str, needs: Sequence[str] = ()) -> Callable[..., Measure]:
         "Makes the function below it the next rung; its docstring is what is expected, and why."
 
         def enter(measure: Measure) -> Measure:

@@ -113,10 +113,8 @@ FORMS = {
 
 
 @lru_cache
-def row_bytes(
-    size: ModelSize, form: Precision, length: int, layers: int, cached: bool = False
-) -> int:
-    """Bytes that one more row of so many tokens adds to what a body with so many layers keeps for
+def row_bytes(size: ModelSize, form: Precision, n: int, layers: int, cached: bool = False) -> int:
+    """Bytes that one more row of n tokens adds to what a body with so many layers keeps for
     its backward pass, each storage once; or to its cache. The body's own code runs on tensors
     without data, with attention by sdpa. Raises ValueError where it cannot."""
     body = unwrap(size.build(max(layers, 1))).base_model.eval()
@@ -141,9 +139,9 @@ def row_bytes(
             kept.append({})
             cache: Any = DynamicCache() if cached else None
             batch = dict(
-                inputs_embeds=torch.empty(rows, length, width, dtype=dtype, requires_grad=True),
-                attention_mask=torch.ones(rows, 1, length, length).bool(),
-                position_ids=torch.zeros(rows, length).long(),
+                inputs_embeds=torch.empty(rows, n, width, dtype=dtype, requires_grad=True),
+                attention_mask=torch.ones(rows, 1, n, n).bool(),
+                position_ids=torch.zeros(rows, n).long(),
                 past_key_values=cache,
                 use_cache=cached,
             )

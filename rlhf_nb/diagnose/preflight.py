@@ -36,9 +36,8 @@ def check_pairs(
         raise ValueError(f"{name} has no rows: give at least one, with {', '.join(COLUMNS)}.")
     for i, row in enumerate(rows):
         names = list(row) if isinstance(row, dict) else []
-        wrong = [
-            x for x in COLUMNS if x not in names or (x != "prompt" and not isinstance(row[x], str))
-        ]
+        texts = [x for x in names if x == "prompt" or isinstance(row[x], str)]
+        wrong = [x for x in COLUMNS if x not in texts]
         if wrong:
             raise ValueError(
                 f"{name}, row {i}: {wrong[0]} is missing or no text, and it has the columns "

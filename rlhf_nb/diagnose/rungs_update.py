@@ -21,6 +21,7 @@ from rlhf_nb.diagnose.subject import (
     LOOKED_AT,
     Observed,
     Subject,
+    Tensors,
     changes,
     close,
     count_changes,
@@ -198,9 +199,7 @@ def groups(subject: Subject) -> Finding:
     return Finding(right, f"{', '.join(parts)}; {configured}")
 
 
-def moved_shares(
-    pair: PolicyAndValue, moved: dict[str, Tensor], had: dict[str, Tensor]
-) -> dict[str, float]:
+def moved_shares(pair: PolicyAndValue, moved: Tensors, had: Tensors) -> dict[str, float]:
     "Share of the weights with a gradient that moved, in policy and value model."
     shares = {}
     for part, model in dict(policy=pair.policy, value=pair.value).items():
@@ -211,9 +210,7 @@ def moved_shares(
     return shares
 
 
-def find_misplaced(
-    pair: PolicyAndValue, moved: dict[str, Tensor], had: dict[str, Tensor]
-) -> list[str]:
+def find_misplaced(pair: PolicyAndValue, moved: Tensors, had: Tensors) -> list[str]:
     "What learns and has no gradient, and what moved and does not learn, in words."
     weights = dict(pair.named_parameters())
     left = [k for k, p in weights.items() if p.requires_grad and k not in had]
@@ -238,8 +235,7 @@ def one_update(subject: Subject) -> tuple[dict[str, float], list[float], list[st
     trainer.prepare()
     pair, reference, step = trainer.pair, trainer.ref_model, trainer.optimizer_step
     before, kept = weights_of(pair), weights_of(reference)
-    had: dict[str, Tensor] = {}
-    norms: list[float] = []
+    had, norms = Tensors(), list[float]()
 
     def record(model: Any) -> float:
         for name, p in pair.named_parameters():

@@ -28,6 +28,7 @@ from rlhf_nb.training.optimizers import inner_optimizer
 from rlhf_nb.update import Metrics
 
 SAMPLED = 64  # episodes of the exact copy, at most a whole update of the run
+Tensors = dict[str, Tensor]  # by name
 LOOKED_AT = 16  # episodes that are computed once more by hand
 SHIFT = 0.15  # of old log-probs and values, so that some ratios are clipped and some are not
 QUIET: dict[str, Any] = dict(
@@ -134,7 +135,7 @@ class ByHand:
     policy: list[by_hand.Reading]
     reference: list[by_hand.Reading]
     values: list[Tensor] | None  # [n + 1]; None without a value model
-    scores: dict[str, Tensor]  # [B], by the name of each reward model with a head that is known
+    scores: Tensors  # [B], by the name of each reward model with a head that is known
 
     def kl(self, i: int, estimator: str) -> list[float]:
         "KL of the tokens of episode i."
@@ -197,9 +198,8 @@ class Subject:
             )
         self.trainer, self.pairs, self.args = trainer, pairs, trainer.args
         self.tokenizer: Any = trainer.processing_class
-        self.held = tempfile.TemporaryDirectory(
-            prefix="rlhf_nb-preflight-", ignore_cleanup_errors=True
-        )
+        name = "rlhf_nb-preflight-"
+        self.held = tempfile.TemporaryDirectory(prefix=name, ignore_cleanup_errors=True)
         self.folder = Path(self.held.name)
         self.trainers = 0  # made beside it so far
 
@@ -239,11 +239,9 @@ class Subject:
         names = ("prompt", "input_ids", "attention_mask")
         columns = {k: [row[k] for row in rows] for k in rows[0] if k not in names}
         judges, stopped = self.trainer.judges, [ended] * len(rows)
-        prompts = self.prompt_texts(rows)
+        given = Answers(self.prompt_texts(rows), answers, stopped, columns=columns)
         with torch.no_grad(), modes(*judges.models):
-            return judges.score_answers(
-                Answers(prompts, answers, stopped, columns=columns), self.tokenizer
-            )
+            return judges.score_answers(given, self.tokenizer)
 
     @property
     def positions(self) -> int:
@@ -254,9 +252,8 @@ class Subject:
     def sample_texts(self, rows: list[dict[str, Any]], k: int) -> list[str]:
         "Texts of k responses to each prompt, side by side."
         rest = dict[str, Any](num_generations=k, num_mini_batches=1, gradient_accumulation_steps=1)
-        trainer = self.beside(
-            own_optimizer=False, per_device_train_batch_size=len(rows) * k, **rest
-        )
+        rest |= dict(per_device_train_batch_size=len(rows) * k)
+        trainer = self.beside(own_optimizer=False, **rest)
         trainer.prepare()
         return trainer.rollout(trainer.data_collator(rows)).responses
 
@@ -372,18 +369,18 @@ def text_in(answer: Any) -> str:
     return answer if isinstance(answer, str) else ""
 
 
-def weights_of(model: nn.Module | None) -> dict[str, Tensor]:
+def weights_of(model: nn.Module | None) -> Tensors:
     "The weights, copied; none where there is no model."
     named = [] if model is None else model.named_parameters()
     return {name: p.detach().cpu().clone() for name, p in named}
 
 
-def changes(before: dict[str, Tensor], model: nn.Module | None) -> dict[str, Tensor]:
+def changes(before: Tensors, model: nn.Module | None) -> Tensors:
     "Which numbers of each weight are other ones now."
     return {name: x != before[name] for name, x in weights_of(model).items()}
 
 
-def count_changes(before: dict[str, Tensor], model: nn.Module) -> int:
+def count_changes(before: Tensors, model: nn.Module) -> int:
     "How many numbers are other ones now."
     return sum(int(x.sum()) for x in changes(before, model).values())
 
@@ -416,10 +413,8 @@ def observe(trainer: PPOTrainer, batch: Any, shift: float) -> Observed:
     trained_on = perturb(r, shift) if shift else r
     steps = watch(trainer, trained_on, 2 if shift else 0)
     metrics = trainer.update(trained_on)
-    changed = count_changes(before, trainer.pair)
-    return Observed(
-        kept, scored, r, trained_on, hand, metrics, steps, kl_coef, moments, changed, trainer.args
-    )
+    made = hand, metrics, steps, kl_coef, moments, count_changes(before, trainer.pair)
+    return Observed(kept, scored, r, trained_on, *made, trainer.args)
 
 
 @torch.no_grad()

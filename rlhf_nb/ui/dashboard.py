@@ -449,9 +449,8 @@ class LiveDashboard(RunCallback):
             panel.show_head()
             panel.show_body()
         except Exception as error:
-            logger.warning(
-                f"the dashboard could not draw ({type(error).__name__}: {error}); training goes on."
-            )
+            why = f"{type(error).__name__}: {error}"
+            logger.warning(f"the dashboard could not draw ({why}); training goes on.")
             panel.view.value = error_note(error)
         self.drawn = time.perf_counter()
         self.seconds += self.drawn - start
@@ -472,14 +471,12 @@ class LiveDashboard(RunCallback):
 
     def save_html(self, path: str | Path) -> Path:
         "The run as it is now, in one file that needs no kernel and no network."
-        run, heading = self.run, element("h1", "A run, watched")
+        run, title = self.run, "A run, watched"
         body = run_view.body_markup(run, self.curves, self.signal, self.episodes)
         others = folded("All curves", run_view.curves_markup(run, None))
         box = sheet(run_view.head_line(run), body, others)
-        page = themed_page(
-            f"A run, watched: {state_sentence(run)}", heading, box, sheets=run_view.SHEETS
-        )
-        write_text_atomic(path, page)
+        page = f"{title}: {state_sentence(run)}", element("h1", title), box
+        write_text_atomic(path, themed_page(*page, sheets=run_view.SHEETS))
         return Path(path)
 
     # ---- What happens to the run ----
@@ -541,9 +538,8 @@ class LiveDashboard(RunCallback):
     def start(self, trainer: Trainer, resume_from_checkpoint: str | bool | None = None) -> None:
         "Train beside the cells, with every kernel. Raises RuntimeError while a run is going on."
         if self._running_beside():
-            raise RuntimeError(
-                f"a run is going on. {state_sentence(self.run)} Call wait() or stop() first."
-            )
+            so_far = state_sentence(self.run)
+            raise RuntimeError(f"a run is going on. {so_far} Call wait() or stop() first.")
         if self not in trainer.callback_handler.callbacks:
             trainer.add_callback(self)
         self.trainer = trainer if isinstance(trainer, PPOTrainer) else None
@@ -569,9 +565,8 @@ class LiveDashboard(RunCallback):
         try:
             self.beside.exception(seconds)
         except TimeoutError:
-            raise TimeoutError(
-                f"{seconds} seconds are over. {state_sentence(self.run)} It goes on."
-            ) from None
+            so_far = state_sentence(self.run)
+            raise TimeoutError(f"{seconds} seconds are over. {so_far} It goes on.") from None
         # What the thread wrote after its cell was over is not kept by every front end.
         if self.handle is not None:
             self.handle.update(self)

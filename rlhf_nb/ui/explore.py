@@ -115,10 +115,8 @@ def thin_dials(
 def share_parts(views: Sequence[str]) -> dict[str, Any]:
     "Texts as places in one list of parts, each kept once: tags, which neighbours have in common."
     places: dict[str, int] = {}
-    rows = [
-        [places.setdefault(part, len(places)) for part in re.findall(r"[^>]*>|[^>]+$", view)]
-        for view in views
-    ]
+    tags = [re.findall(r"[^>]*>|[^>]+$", view) for view in views]
+    rows = [[places.setdefault(tag, len(places)) for tag in view] for view in tags]
     return dict(parts=list(places), views=rows)
 
 

@@ -385,10 +385,8 @@ def _tokens(
         texts = [its and list(token_texts(tokenizer, its)) for its in ids]
     elif any(ids) and not any(texts):
         notes.append("Its token ids become tokens with a tokenizer: --tokenizer NAME.")
-    tokens = [
-        list(map(text_of, x)) if isinstance(x, list) else words_of(text)
-        for x, text in zip(texts, responses)
-    ]
+    cut = lambda x, text: list(map(text_of, x)) if isinstance(x, list) else words_of(text)
+    tokens = list(map(cut, texts, responses))
     words: dict[str, int] = {}
     out = torch.zeros(len(tokens), max(1, *map(len, tokens)), dtype=torch.long)
     for i, (its, listed, own) in enumerate(zip(tokens, texts, ids)):

@@ -181,10 +181,8 @@ def strip(marked: Step) -> Picture:
     whole = marked.name == "training_loop"
     boxes.append(step_box(BY_NAME["training_loop"], 480, 43, 160, 22, whole))
     right = [arrow([(at[i] + w, top + 15), (at[i + 1], top + 15)]) for i in range(1, 5)]
-    left = [
-        arrow([(at[i], bottom + 15), (at[i - 1] + w, bottom + 15)], dashed=i == 2)
-        for i in (5, 4, 3, 2)
-    ]
+    low = bottom + 15
+    left = [arrow([(at[i], low), (at[i - 1] + w, low)], dashed=i == 2) for i in (5, 4, 3, 2)]
     turns = [
         arrow([(at[5] + w / 2, top + h), (at[5] + w / 2, bottom)]),
         arrow([(at[2] + w / 2, bottom), (at[2] + w / 2, top + h)]),

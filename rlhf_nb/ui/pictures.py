@@ -387,11 +387,10 @@ def gae_picture(
     arcs_at = zero + lows[0] * scale + 2 * LABEL
     below = arcs_at + ARCS + 12 + highs[1] * scale
     bottom = below + lows[1] * scale + LABEL + 3
-    width, heights = (WIDTH - 20) / len(lams), ((zero, below), arcs_at, bottom)
-    panels = [
-        panel(10 + width * i, width, tokens, deltas, gamma, x, scale, *heights)
-        for i, x in enumerate(lams)
-    ]
+    width = (WIDTH - 20) / len(lams)
+    lefts = [10 + width * i for i in range(len(lams))]
+    rest = scale, (zero, below), arcs_at, bottom
+    panels = [panel(x, width, tokens, deltas, gamma, y, *rest) for x, y in zip(lefts, lams)]
     sums = "; ".join(
         f"lambda {x:g}: {' '.join(signed_number(sum(row)) for row in shares(deltas, gamma * x))}"
         for x in lams
@@ -510,9 +509,8 @@ def clip_picture(
 
 def map_grid() -> tuple[Tensor, Tensor]:  # ratios and advantages, [60, 80] each
     "The points of the map: ratios from 0 to 2 along the bottom, advantages from -3 to 3 upwards."
-    across, upward = torch.meshgrid(
-        (torch.arange(80) + 0.5) / 40, (torch.arange(60) + 0.5) / 10 - 3, indexing="xy"
-    )
+    sides = (torch.arange(80) + 0.5) / 40, (torch.arange(60) + 0.5) / 10 - 3
+    across, upward = torch.meshgrid(*sides, indexing="xy")
     return across, upward
 
 

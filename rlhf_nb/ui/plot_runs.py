@@ -26,9 +26,8 @@ def group_runs(
 ) -> dict[str, list[str]]:  # name -> the runs to average
     "Runs that differ in the seed alone, each folder once. ValueError where names don't match them."
     if groups and len(groups) != len(runs):
-        raise ValueError(
-            f"--group has {len(groups)} names for {len(runs)} runs: give one for each."
-        )
+        count = f"{len(groups)} names for {len(runs)} runs"
+        raise ValueError(f"--group has {count}: give one for each.")
     paths = [Path(run).as_posix() for run in runs]
     plain = [re.sub(r"[-_.]?seed[-_=]?\d+", "", path).strip("/") or path for path in paths]
     parents = [Path(path).parent for path in plain]
@@ -93,12 +92,9 @@ def over_runs(
     lines = [line for log in logs if len(line := line_of(log, metric, x))]
     if not lines:
         return pd.DataFrame(columns=["mean", "least", "most", "runs"], dtype=float)
-    every, at_once = (
-        {x for line in lines for x in line.index},
-        any(fnmatch(metric, p) for p in AT_ONCE),
-    )
     shared = lambda x: all(x in line.index or x > line.index[-1] for line in lines)
-    places = sorted(filter(shared, every))
+    places = sorted(filter(shared, {x for line in lines for x in line.index}))
+    at_once = any(fnmatch(metric, p) for p in AT_ONCE)
     if not all(line.index.isin(places).any() for line in lines):
         raise ValueError(
             f"the runs of one line logged {metric} at no common {x}: give each run a name of its "

@@ -258,9 +258,8 @@ def report_lines(labels: Labels) -> dict[str, str]:
         "answer 1 was taken": share_sentence(first, of) + lean,
     }
     if labels.torn:
-        lines["torn"] = (
-            f"{labels.torn} bytes of a last line were not written to their end and are passed over"
-        )
+        why = "of a last line were not written to their end and are passed over"
+        lines["torn"] = f"{labels.torn} bytes {why}"
     return lines
 
 
@@ -321,9 +320,8 @@ def _continue(
     "Raises ValueError where the file was labelled on other pairs, or in another order."
     fix = "give the data, seed and repeat_every that it was begun with, or a path that is new"
     if len(rows) > len(order):
-        raise ValueError(
-            f"{name} has {len(rows)} choices and there are {len(order)} to make: {fix}."
-        )
+        made = f"{len(rows)} choices and there are {len(order)} to make"
+        raise ValueError(f"{name} has {made}: {fix}.")
     for i, (row, showing) in enumerate(zip(rows, order)):
         if (row["pair"], row["left"], row["again"]) != (showing.pair, showing.left, showing.again):
             raise ValueError(
@@ -394,7 +392,6 @@ class Labelling:
         "Take the last choice back; its pair is shown again. Raises ValueError where there is none."
         if not self.rows:
             raise ValueError("there is no choice to take back.")
-        self.file.append(
-            dict(prompt=None, chosen=None, rejected=None, choice="undo", pair=self.rows[-1]["pair"])
-        )
+        none: dict[str, Any] = dict(prompt=None, chosen=None, rejected=None)
+        self.file.append(none | dict(choice="undo", pair=self.rows[-1]["pair"]))
         self.rows, self.undone, self.since = self.rows[:-1], self.undone + 1, self.clock()

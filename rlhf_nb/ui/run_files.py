@@ -93,9 +93,8 @@ def numbers_of(path: Path) -> pd.DataFrame:
             tensors = {name: file.get_tensor(name) for name in file.keys() if name in _NUMBERS}
             return episode_numbers(tensors)
     except (SafetensorError, OSError, LookupError) as error:
-        raise ValueError(
-            f"{path} cannot be read ({error}): remove it, or look at another update."
-        ) from None
+        how = "remove it, or look at another update"
+        raise ValueError(f"{path} cannot be read ({error}): {how}.") from None
 
 
 def _log_of(path: Path) -> pd.DataFrame:

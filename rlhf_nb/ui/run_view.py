@@ -154,10 +154,11 @@ def curve_figure(
     return element("figure", words, picture)
 
 
+Names = Sequence[str] | None  # of metrics; None: all
 VIEWER_CURVES = tuple(metric.short[0] for metric in in_order("viewer"))  # those that are logged
 
 
-def chosen_curves(run: Run, names: Sequence[str] | None) -> list[str]:
+def chosen_curves(run: Run, names: Names) -> list[str]:
     "The metrics of some names. None: all; if none of them was logged, the first four."
     logged = list(run.lines)  # a thread may be adding to it
     if names is None:
@@ -167,9 +168,7 @@ def chosen_curves(run: Run, names: Sequence[str] | None) -> list[str]:
     return wanted if not logged or set(wanted) & set(logged) else logged[:4]
 
 
-def curves_markup(
-    run: Run, names: Sequence[str] | None, span: tuple[int, int] | None = None
-) -> str:
+def curves_markup(run: Run, names: Names, span: tuple[int, int] | None = None) -> str:
     "A figure for each metric; a sentence for one that was never logged."
     if not run.lines:
         return element("p", f"No curves yet: they begin with the first {run.name}.")
@@ -257,7 +256,7 @@ def episodes_markup(run: Run, signal: str, count: int) -> str:
     return head * bool(rows) + "".join(run_episode_markup(r, i, signal, most) for i in rows)
 
 
-def body_markup(run: Run, names: Sequence[str] | None, signal: str, episodes: int) -> str:
+def body_markup(run: Run, names: Names, signal: str, episodes: int) -> str:
     "All that is below the controls."
     above = curves_markup(run, names) + changed_settings(run)
     return above + episodes_markup(run, signal, episodes)
@@ -265,7 +264,7 @@ def body_markup(run: Run, names: Sequence[str] | None, signal: str, episodes: in
 
 def render_run(
     run: Run,
-    names: Sequence[str] | None = VIEWER_CURVES,  # metrics, as in the viewer; None: all
+    names: Names = VIEWER_CURVES,  # metrics, as in the viewer; None: all
     signal: str = "advantages",  # behind the tokens
     episodes: int = 2,  # of the last update
 ) -> Html:

@@ -40,7 +40,7 @@ def stretch(low: float, high: float, kind: str = "") -> Html:
     return element("span", bar, mark, class_=f"bar {kind}".strip(), aria_hidden="true")
 
 
-Row = Mapping[str, Any]  # a model at a temperature, of the verdict in results.json
+Row = Mapping[str, Any]  # results.json, or of its verdict a model at a temperature
 
 
 def gain_table(rows: Sequence[Row]) -> str:
@@ -139,9 +139,7 @@ def statements(
     ]
 
 
-def headline(
-    results: Mapping[str, Any], quick: bool = False, frame: pd.DataFrame | None = None
-) -> str:
+def headline(results: Row, quick: bool = False, frame: pd.DataFrame | None = None) -> str:
     "`statements` as the first screen of a page, with the rates and their intervals as a picture."
     stated, both = statements(results, quick, frame), judged_twice(results)
     if not stated:

@@ -148,9 +148,8 @@ def view(
             raise ValueError(f"there is no update {update}: {run.path} has {updates}.")
         rollout = run.rollout(updates[-1] if update is None else update)
     if not 0 <= episode < len(rollout):
-        raise ValueError(
-            f"there is no episode {episode}: this rollout has {len(rollout)}, counted from 0."
-        )
+        has = f"this rollout has {len(rollout)}, counted from 0"
+        raise ValueError(f"there is no episode {episode}: {has}.")
     shown = shown_of(rollout, now, entropy)
     signals = shown.names()
     if signal is not None and signal not in signals:
@@ -220,9 +219,8 @@ def _chosen_updates(files: Sequence[int], updates: int | Sequence[int], odd: set
         return sorted({files[i] for i in spread(len(files), updates)} | odd)
     if updates and {*updates} <= {*files}:
         return sorted({*updates})
-    raise ValueError(
-        f"updates is {updates}, and the run keeps {ranges_of(files)}: give some of them."
-    )
+    kept = ranges_of(files)
+    raise ValueError(f"updates is {updates}, and the run keeps {kept}: give some of them.")
 
 
 def nearest(updates: Sequence[int], update: int) -> int:

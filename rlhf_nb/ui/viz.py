@@ -147,18 +147,15 @@ def signal_table(
 ) -> Html:
     "A row a signal, a column a token. Raises ValueError on unequal lengths, or more than one row."
     if not signals:
-        raise ValueError(
-            "no signal to show: give at least one, for example signal_table(reward=rewards[0])."
-        )
+        example = "signal_table(reward=rewards[0])"
+        raise ValueError(f"no signal to show: give at least one, for example {example}.")
     rows = {name: _row(values, name) for name, values in signals.items()}
     if tokens is None:
         tokens = [str(t) for t in range(len(next(iter(rows.values()))))]
     heads, keep = _heads(tokens, mask, rows)
     lines = [_html_row("", [html_cell(text, SHADE, "center", "col") for text in heads])]
-    lines += [
-        _html_row(name, _number_cells(row, keep, _largest(row, keep), None))
-        for name, row in rows.items()
-    ]
+    cells = lambda row: _number_cells(row, keep, _largest(row, keep), None)
+    lines += [_html_row(name, cells(row)) for name, row in rows.items()]
     return _scroll_box([html_table(lines, "" if all(keep) else "· is padding")])
 
 
@@ -271,8 +268,7 @@ def curves(
         return three.set_axis(["mean", "least", "most"], axis=1)
 
     lines = {
-        label: [(run, numbers(part, column)) for run, part in runs]
-        for label, column in titles.items()
+        label: [(run, numbers(part, name)) for run, part in runs] for label, name in titles.items()
     }
     return panels(lines, x, ncols, title)
 
@@ -299,10 +295,8 @@ def episode_table(
     if absent:
         raise ValueError(f"no row has {absent}: the columns are {known}.")
     lines = [_html_row("", [html_cell(visible(name), SHADE, "center", "col") for name in columns])]
-    lines += [
-        _html_row(str(i), [_value_cell(row.get(name)) for name in columns])
-        for i, row in enumerate(rows)
-    ]
+    cells = [[_value_cell(row.get(name)) for name in columns] for row in rows]
+    lines += [_html_row(str(i), row) for i, row in enumerate(cells)]
     count = f"{len(rows)} row{'s' * (len(rows) != 1)}"
     if of not in (None, len(rows)):
         count = f"first {len(rows)} of {of:,} rows"

@@ -109,11 +109,10 @@ def what_if(
     return again.with_(objective=asdict(objective))
 
 
-def _largest_difference(a: Tensor, b: Tensor) -> float:
+def _difference(a: Tensor, b: Tensor) -> float:
     "The largest difference; infinite where an entry is not a number."
-    return max(
-        (a.float() - b.float()).abs().nan_to_num(math.inf, math.inf).flatten().tolist(), default=0.0
-    )
+    gaps = (a.float() - b.float()).abs().nan_to_num(math.inf, math.inf)
+    return max(gaps.flatten().tolist(), default=0.0)
 
 
 def lacking(rollout: Rollout) -> list[str]:
@@ -131,10 +130,8 @@ def reproduces(rollout: Rollout, objective: Objective) -> tuple[bool, str]:
     if why := why_not(rollout, objective):
         return False, why
     again = what_if(rollout, objective)
-    off = {
-        name: _largest_difference(tensor_of(again, name), tensor_of(rollout, name))
-        for name in _REPLAYED
-    }
+    both = lambda name: (tensor_of(again, name), tensor_of(rollout, name))
+    off = {name: _difference(*both(name)) for name in _REPLAYED}
     alpha = objective.lam_length_alpha
     lam = f"lam {objective.lam:g}" if alpha is None else f"lam_length_alpha {alpha:g}"
     settings = (
