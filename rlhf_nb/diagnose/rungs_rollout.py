@@ -145,11 +145,8 @@ def stop_token(subject: Subject) -> Finding:
 
 def without_stop_label(subject: Subject) -> int:
     "References whose stop token carries no label when `SFTTrainer` encodes them."
-    pairs = [
-        dict(prompt=row["prompt"], completion=text)
-        for row, text in subject.answers
-        if isinstance(row.get("prompt"), str)
-    ]
+    known = [(row.get("prompt"), text) for row, text in subject.answers]
+    pairs = [dict(prompt=x, completion=text) for x, text in known if isinstance(x, str)]
     eos = subject.tokenizer.eos_token_id
     if not pairs or eos is None:
         return 0

@@ -255,10 +255,8 @@ class Explorer:
 
     def layout(self) -> widgets.VBox:
         "Title and question above; the controls beside the view where there is room."
-        named = [
-            action_button(name, partial(self.set, **{**self.start, **values}))
-            for name, values in self.presets.items()
-        ]
+        moves = {name: {**self.start, **values} for name, values in self.presets.items()}
+        named = [action_button(name, partial(self.set, **values)) for name, values in moves.items()]
         wrap = dict(flex_flow="row wrap")
         buttons = widgets.HBox([*named, action_button("Reset", self.reset)], layout=wrap)
         column = widgets.VBox([buttons, *self.controls.values()], layout=dict(flex="0 1 auto"))

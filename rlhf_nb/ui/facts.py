@@ -93,9 +93,7 @@ def judged_text(summary: str, facts: Mapping[str, str]) -> Html:
             return element("mark", f"{word}✗", class_="fact invented", title=about)
         return escape(word)
 
-    missing = [
-        element("mark", f"○ {slot}: {escape(facts[slot])}", class_="fact missing")
-        for slot in claims["missing"]
-    ]
+    left = [f"○ {slot}: {escape(facts[slot])}" for slot in claims["missing"]]
+    missing = [element("mark", text, class_="fact missing") for text in left]
     after = element("span", f"missing: {' '.join(missing)}", class_="misses") if missing else ""
     return Html(_with_marks(summary, mark) + after)

@@ -25,7 +25,7 @@ class Step:
     name: str
     page: str  # the notebook in nbs/course, without its extension
     title: str
-    lines: tuple[str, ...] = ()
+    lines: str = ""
 
     @property
     def number(self) -> str:
@@ -33,25 +33,19 @@ class Step:
 
 
 STEPS = (
-    Step("masks", "02_masks", "tokens", ("one response: T tokens, then padding",)),
-    Step("prompts", "03_tldr", "prompts", ("posts to summarise", "B prompts of P tokens")),
+    Step("masks", "02_masks", "tokens", "one response: T tokens, then padding"),
+    Step("prompts", "03_tldr", "prompts", "posts to summarise\nB prompts of P tokens"),
     Step("models", "04_models", "models"),
-    Step(
-        "logprobs", "05_logprobs", "log-probs", ("policy and reference:", "log π and log π_{ref}")
-    ),
-    Step(
-        "reward", "06_preferences", "reward", ("the reward model gives", "a response its score s")
-    ),
-    Step("rollout", "07_rollout", "rollout", ("the policy samples a", "response per prompt")),
-    Step("kl", "08_kl", "KL", ("how far from π_{ref}", "is π at each token?")),
-    Step("shaping", "09_shaping", "shaping", ("r_{t} = −β KL_{t}, and s", "added at the end")),
-    Step("gae", "10_gae", "GAE", ("r_{t}, V_{t} → advantages", "A_{t} and returns R_{t}")),
-    Step(
-        "losses", "11_losses", "losses", ("for π: clipped ratio ρ_{t}", "for V: distance to R_{t}")
-    ),
-    Step("ppo", "12_ppo", "update", ("epochs × minibatches", "of optimizer steps")),
+    Step("logprobs", "05_logprobs", "log-probs", "policy and reference:\nlog π and log π_{ref}"),
+    Step("reward", "06_preferences", "reward", "the reward model gives\na response its score s"),
+    Step("rollout", "07_rollout", "rollout", "the policy samples a\nresponse per prompt"),
+    Step("kl", "08_kl", "KL", "how far from π_{ref}\nis π at each token?"),
+    Step("shaping", "09_shaping", "shaping", "r_{t} = −β KL_{t}, and s\nadded at the end"),
+    Step("gae", "10_gae", "GAE", "r_{t}, V_{t} → advantages\nA_{t} and returns R_{t}"),
+    Step("losses", "11_losses", "losses", "for π: clipped ratio ρ_{t}\nfor V: distance to R_{t}"),
+    Step("ppo", "12_ppo", "update", "epochs × minibatches\nof optimizer steps"),
     Step("training_loop", "13_training_loop", "training loop"),
-    Step("evaluate", "14_evaluate", "evaluate", ("a judge compares summaries of posts held out",)),
+    Step("evaluate", "14_evaluate", "evaluate", "a judge compares summaries of posts held out"),
 )
 BY_NAME = {step.name: step for step in STEPS}
 SUMMARY = (
@@ -152,7 +146,7 @@ def step_box(step: Step, x: float, y: float, w: float, h: float, marked: bool = 
         words(middle, baseline, step.title, "title", 14 if small else 16, color=color),
     ]
     if not small:
-        lines = enumerate(step.lines)
+        lines = enumerate(step.lines.splitlines())
         parts += [words(x + w / 2, y + 46 + 18 * i, line, "line", 13) for i, line in lines]
     return element("g", *parts, class_=f"step{' small' * small}{' marked' * marked}")
 
@@ -174,19 +168,15 @@ def strip(marked: Step) -> Picture:
     places = dict(masks=(0, top), prompts=(1, top), rollout=(2, top), logprobs=(3, top))
     places |= dict(reward=(4, top), kl=(5, top), shaping=(5, bottom), gae=(4, bottom))
     places |= dict(losses=(3, bottom), ppo=(2, bottom), evaluate=(1, bottom), models=(0, bottom))
-    boxes = [
-        step_box(BY_NAME[name], at[column], y, w, h, name == marked.name)
-        for name, (column, y) in places.items()
-    ]
+    box = lambda name, column, y: step_box(BY_NAME[name], at[column], y, w, h, name == marked.name)
+    boxes = [box(name, *place) for name, place in places.items()]
     whole = marked.name == "training_loop"
     boxes.append(step_box(BY_NAME["training_loop"], 480, 43, 160, 22, whole))
     right = [arrow([(at[i] + w, top + 15), (at[i + 1], top + 15)]) for i in range(1, 5)]
     low = bottom + 15
     left = [arrow([(at[i], low), (at[i - 1] + w, low)], dashed=i == 2) for i in (5, 4, 3, 2)]
-    turns = [
-        arrow([(at[5] + w / 2, top + h), (at[5] + w / 2, bottom)]),
-        arrow([(at[2] + w / 2, bottom), (at[2] + w / 2, top + h)]),
-    ]
+    first, last = at[2] + w / 2, at[5] + w / 2
+    turns = arrow([(last, top + h), (last, bottom)]), arrow([(first, bottom), (first, top + h)])
     frame = loop_frame(at[2] - 6, 4, at[5] + w - at[2] + 12, 100, whole)
     label = (
         "The RLHF-PPO loop: prompts, rollout, log-probs, reward, KL, shaping, GAE, losses, update, "
@@ -251,10 +241,8 @@ def large() -> Picture:
     boxes = [step_box(BY_NAME["prompts"], at[0], 20, w, h)]
     boxes += [step_box(BY_NAME[name], at[i], top, w, h) for i, name in enumerate(above)]
     boxes += [step_box(BY_NAME[name], at[i], bottom, w, h) for i, name in enumerate(below)]
-    boxes += [
-        step_box(BY_NAME["training_loop"], at[3] + 8, 109, 160, 22),
-        step_box(BY_NAME["evaluate"], at[0], 462, 2 * w + 26.5, 62),
-    ]
+    boxes.append(step_box(BY_NAME["training_loop"], at[3] + 8, 109, 160, 22))
+    boxes.append(step_box(BY_NAME["evaluate"], at[0], 462, 2 * w + 26.5, 62))
     middle = at[0] + w / 2
     arrows = [
         *(arrow([(at[i] + w, top + 40), (at[i + 1], top + 40)]) for i in range(3)),
@@ -276,7 +264,7 @@ def large() -> Picture:
         model_boxes(206, 40),
         back,
         heading(290, 248, BY_NAME["masks"]),
-        words(376, 248, BY_NAME["masks"].lines[0], "line", 13, "start"),
+        words(376, 248, BY_NAME["masks"].lines, "line", 13, "start"),
         response_tokens(290, 260),
     )
 

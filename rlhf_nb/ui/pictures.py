@@ -248,10 +248,8 @@ def kl_picture(
         bias = round(mean.item() - exact, 3) + 0.0
         left, y = 404 + 190 * (i % 2), 54 + 20 * (i // 2)
         labels.append(f"{name}: bias {bias:.2f}, noise {noise:.2f}")
-        legend += [
-            line([(left, y - 4), (left + 24, y - 4)], *LINES[name]),
-            kl_words(left + 30, y, labels[-1], "text", 12),
-        ]
+        legend.append(line([(left, y - 4), (left + 24, y - 4)], *LINES[name]))
+        legend.append(kl_words(left + 30, y, labels[-1], "text", 12))
     count = "1 token" if tokens == 1 else f"{tokens} tokens"
     keys = (("ink", "", "log π", 24), ("grey", "5 3", "log π_{ref}", 110))
     return picture_card(
@@ -391,13 +389,11 @@ def gae_picture(
     lefts = [10 + width * i for i in range(len(lams))]
     rest = scale, (zero, below), arcs_at, bottom
     panels = [panel(x, width, tokens, deltas, gamma, y, *rest) for x, y in zip(lefts, lams)]
-    sums = "; ".join(
-        f"lambda {x:g}: {' '.join(signed_number(sum(row)) for row in shares(deltas, gamma * x))}"
-        for x in lams
-    )
+    sums = lambda x: " ".join(signed_number(sum(row)) for row in shares(deltas, gamma * x))
+    told = "; ".join(f"lambda {x:g}: {sums(x)}" for x in lams)
     label = (
         f"Surprises of {', '.join(tokens)}: {' '.join(map(signed_number, deltas))}. Arcs pass each "
-        f"on to the tokens before it, fading by (gamma lambda) a step. Advantages, {sums}."
+        f"on to the tokens before it, fading by (gamma lambda) a step. Advantages, {told}."
     )
     return picture_card(bottom + 13, label, element("style", asset("gae.css")), *panels)
 

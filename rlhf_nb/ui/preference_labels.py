@@ -23,6 +23,8 @@ from rlhf_nb.training.completions import complete
 from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.html import percent
 
+Rows = Sequence[Mapping[str, Any]]
+
 
 def draw_pairs(
     model: nn.Module,  # a policy
@@ -33,10 +35,8 @@ def draw_pairs(
     seed: int = 0,
 ) -> Dataset:  # with columns answer_1 and answer_2
     "Two samples of a policy for every prompt; pairs that are equal, empty or cut off are left out."
-    one, two = (
-        complete(model, tokenizer, data["prompt"], response_length, temperature, seed=2 * seed + i)
-        for i in range(2)
-    )
+    how = data["prompt"], response_length, temperature
+    one, two = (complete(model, tokenizer, *how, seed=2 * seed + i) for i in range(2))
     drawn = zip(data, one.texts, two.texts, one.stopped, two.stopped)
     rows = [
         {**row, "answer_1": first, "answer_2": second}
@@ -90,9 +90,7 @@ def _is_turns(x: Any) -> bool:
     return bool(x) and (isinstance(x, str) or (isinstance(x, Sequence) and all(map(turn, x))))
 
 
-def checked_pairs(
-    data: Dataset | Sequence[Mapping[str, Any]], answers: tuple[str, str]
-) -> list[dict[str, Any]]:
+def checked_pairs(data: Dataset | Rows, answers: tuple[str, str]) -> list[dict[str, Any]]:
     "Prompt and answers of each row. Raises ValueError, naming it, where nobody could label it."
     pairs: list[dict[str, Any]] = []
     one, two = answers
@@ -188,7 +186,7 @@ def share_sentence(count: int, of: int) -> str:
     return f"{count} of {of} ({share}; 95 % interval {least} to {most})"
 
 
-def _in_force(records: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
+def _in_force(records: Rows, name: str) -> list[dict[str, Any]]:
     "The choices that were not taken back. Raises ValueError on a line that is none."
     rows: list[dict[str, Any]] = []
     for number, row in enumerate(records, 1):
@@ -311,12 +309,7 @@ def _in_order(pair: Mapping[str, Any], showing: Showing) -> list[Turns]:
     return pair["answers"][:: -1 if showing.left else 1]
 
 
-def _continue(
-    rows: Sequence[Mapping[str, Any]],
-    order: Sequence[Showing],
-    pairs: Sequence[Mapping[str, Any]],
-    name: str,
-) -> None:
+def _continue(rows: Rows, order: Sequence[Showing], pairs: Rows, name: str) -> None:
     "Raises ValueError where the file was labelled on other pairs, or in another order."
     fix = "give the data, seed and repeat_every that it was begun with, or a path that is new"
     if len(rows) > len(order):
@@ -341,7 +334,7 @@ class Labelling:
 
     def __init__(
         self,
-        dataset: Dataset | Sequence[Mapping[str, Any]],
+        dataset: Dataset | Rows,
         path: str | Path,
         answers: tuple[str, str] = ("answer_1", "answer_2"),
         seed: int = 0,

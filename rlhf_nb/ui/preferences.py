@@ -151,10 +151,8 @@ class PreferenceDesk:
     def buttons(self) -> dict[str, widgets.Button]:
         "What the keys do, for the mouse."
         names = {"1": "1 is better", "2": "2 is better", "0": "0 tie", "u": "undo (u)"}
-        buttons = {
-            key: action_button(name, partial(self.click, partial(self.press, key)))
-            for key, name in names.items()
-        }
+        pressed = lambda key: partial(self.click, partial(self.press, key))
+        buttons = {key: action_button(name, pressed(key)) for key, name in names.items()}
         if self.refit:
             buttons["refit"] = action_button("refit now", partial(self.click, self.learn))
         return buttons

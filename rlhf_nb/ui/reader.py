@@ -283,10 +283,8 @@ def write_reader(
     above: str = "",  # markup above the episodes: the report of a demo
 ) -> Path:
     "A page that reads episodes without a kernel or a network, written whole or not at all."
-    updates = [
-        {**one, "packed": base64.b64encode(data).decode()}
-        for one, data in zip(head["updates"], packed, strict=True)
-    ]
+    texts = [dict(packed=base64.b64encode(data).decode()) for data in packed]
+    updates = [one | text for one, text in zip(head["updates"], texts, strict=True)]
     page = script_page(
         "reader.html",
         head["title"],

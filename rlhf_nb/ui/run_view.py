@@ -225,10 +225,8 @@ def changed_settings(run: Run) -> str:
 def run_episode_markup(r: Rollout, i: int, signal: str, most: float) -> str:
     "One episode: what is known of it, the end of its prompt, and its response under one signal."
     prompt, tokens = (end_of(prompt_of(r, i)) if r.prompts else ""), episode_tokens(r, i)
-    parts = [
-        element("p", element("strong", safe_text(episode_facts(r, i)))),
-        element("p", safe_text(prompt), class_="quiet"),
-    ]
+    parts = [element("p", element("strong", safe_text(episode_facts(r, i))))]
+    parts.append(element("p", safe_text(prompt), class_="quiet"))
     row = episode_signals(r, i).get(signal)
     values = [0.0] * len(tokens) if row is None else row.tolist()
     words = add_blanks(tokens, r.responses[i]) if r.responses else tokens

@@ -149,14 +149,13 @@ def headline(results: Row, quick: bool = False, frame: pd.DataFrame | None = Non
         )
     (sft, ppo), (_, gain), (_, verdict), *others = both[0], *stated
     line = lambda text: safe_text(text).replace(" %", "&nbsp;%")  # no line breaks there
+    classes = dict(small="small")  # the others have none
+    sentences = [element("p", line(text), class_=classes.get(kind)) for kind, text in others]
     return asset("gain.html").format(
         exact=escape(f"{100 * (ppo['win_rate'] - sft['win_rate']):.6g}"),
         gain=gain,
         verdict=verdict,
-        sentences="".join(
-            element("p", line(text), class_="small" if kind == "small" else None)
-            for kind, text in others
-        ),
+        sentences="".join(sentences),
         table=gain_table([row for pair in both for row in pair]),
     )
 
@@ -183,10 +182,8 @@ def near_chance(
     pairs: Mapping[str, int],  # how many pairs each is of
 ) -> list[str]:
     "Slots whose 95 % interval contains one half."
-    between = {
-        slot: win_rate_interval(share * pairs[slot], 0, (1 - share) * pairs[slot])
-        for slot, share in shares.items()
-    }
+    interval = lambda share, n: win_rate_interval(share * n, 0, (1 - share) * n)
+    between = {slot: interval(share, pairs[slot]) for slot, share in shares.items()}
     return [slot for slot, (low, high) in between.items() if low <= 0.5 <= high]
 
 

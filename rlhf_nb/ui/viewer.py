@@ -51,13 +51,14 @@ from rlhf_nb.update import Objective
 # ---- One rollout ----
 
 
+def as_written(text: str, tag: str = "p") -> str:
+    "A text with its own lines."
+    return element(tag, safe_prose(text), style="white-space:pre-wrap")
+
+
 def prompt_fold(rollout: Rollout, episode: int) -> str:
     "The prompt and its columns, fold."
-    lines = [
-        element("p", safe_prose(line), style="white-space:pre-wrap")
-        for line in prompt_lines(rollout, episode)
-    ]
-    return folded("Prompt", *lines, class_="prompt")
+    return folded("Prompt", *map(as_written, prompt_lines(rollout, episode)), class_="prompt")
 
 
 def episode_markup(shown: Shown, episode: int, signal: str = "", fold: bool = False) -> str:
@@ -72,8 +73,8 @@ def episode_markup(shown: Shown, episode: int, signal: str = "", fold: bool = Fa
         strip = token_strips(tokens, {signal: signals[signal]}, name=name, vmax=full, pale=pale)
     turns = "".join(
         element("p", element("strong", escape(x["facts"])))
-        + element("p", safe_prose(x["said"]), style="white-space:pre-wrap")
-        + element("blockquote", safe_prose(x["answer"]), style="white-space:pre-wrap")
+        + as_written(x["said"])
+        + as_written(x["answer"], "blockquote")
         for x in turns_told(rollout, episode)
     )
     table = str(signal_table(tokens, **signals)) if signals else ""
@@ -262,9 +263,8 @@ class RunBrowser:
         self, chosen: Sequence[int] | None = None, others: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
         "Updates as a reader lists them: those of the run, then those of the other one."
-        listed: list[dict[str, Any]] = [
-            dict(name=str(u), update=u) for u in (self.run.files if chosen is None else chosen)
-        ]
+        mine = self.run.files if chosen is None else chosen
+        listed: list[dict[str, Any]] = [dict(name=str(u), update=u) for u in mine]
         if self.other:
             theirs = self.other.files if others is None else others
             listed += [dict(name=str(u), update=u, run=1, runName=self.names[1]) for u in theirs]
@@ -277,14 +277,9 @@ class RunBrowser:
     def head(self, updates: Sequence[Mapping[str, Any]], odd: Sequence[Suspect]) -> dict[str, Any]:
         "What a reader knows before it opens an update."
         mine = [one["update"] for one in updates if "run" not in one]
-        jumps = [
-            dict(
-                sentence=one.sentence,
-                update=mine.index(nearest(mine, one.update)),
-                row=one.episode if one.update in mine else None,
-            )
-            for one in odd
-        ]
+        place = lambda update: mine.index(nearest(mine, update))
+        row = lambda one: one.episode if one.update in mine else None
+        jumps = [dict(sentence=x.sentence, update=place(x.update), row=row(x)) for x in odd]
         title = f"Rollouts of {' and '.join(self.names)}"
         curves = curves_of(self.lines(), self.run.counted)
         return reader_head(title, updates, self.signal, len(mine) - 1, jumps, curves)

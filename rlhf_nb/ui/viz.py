@@ -267,10 +267,8 @@ def curves(
         three = part.dropna(subset=[x, column]).groupby(x)[column].agg(["mean", "min", "max"])
         return three.set_axis(["mean", "least", "most"], axis=1)
 
-    lines = {
-        label: [(run, numbers(part, name)) for run, part in runs] for label, name in titles.items()
-    }
-    return panels(lines, x, ncols, title)
+    of_runs = lambda column: [(run, numbers(part, column)) for run, part in runs]
+    return panels({key: of_runs(name) for key, name in titles.items()}, x, ncols, title)
 
 
 def _value_cell(value: object) -> str:
