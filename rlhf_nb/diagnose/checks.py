@@ -104,16 +104,12 @@ class Checks:
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         "Sign and state, name, what was measured, what is expected, and what to do if it failed."
-        return [
-            (
-                f"{SIGNS[check.state]} {check.state}",
-                check.name,
-                check.measured,
-                check.expected,
-                check.advice if check.state == "failed" else "",
-            )
-            for check in self.checks
-        ]
+        rows = []
+        for check in self.checks:
+            state = f"{SIGNS[check.state]} {check.state}"
+            advice = check.advice if check.state == "failed" else ""
+            rows.append((state, check.name, check.measured, check.expected, advice))
+        return rows
 
     def page(self) -> str:
         "A whole page, in the style of a demo's result, with what failed first."

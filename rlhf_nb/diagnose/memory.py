@@ -400,10 +400,9 @@ def _with_gradient(plan: MemoryPlan) -> dict[str, float]:
     policy, rows, form = plan.trained[0], plan.per_device_train_batch_size, plan.form
     n, read = plan.length, plan.drawn + 1  # before each token, after the last
     zero3, recompute = plan.layout == "zero3", plan.activation_checkpointing
-    first, *of_value = (
-        model_activations(m, form, rows, n, recompute, n if zero3 and m is policy else read)
-        for m in plan.trained
-    )
+    reads = [n if zero3 and m is policy else read for m in plan.trained]
+    both = zip(plan.trained, reads)
+    first, *of_value = (model_activations(m, form, rows, n, recompute, k) for m, k in both)
     chunked = rows * plan.drawn > CHUNK // policy.vocab  # each is recomputed then
     held = _logits(plan, rows, 1, 0 if chunked else 4) if zero3 else 0
     layer: float = 2 * rows * n * form.stream * policy.hidden

@@ -99,11 +99,8 @@ def thin_dials(
         even = {round(i * last / (count - 1)) for i in range(count)} if count else range(last + 1)
         return dial.select(sorted({*even, dial.start, *needed.get(dial.name, ())}))
 
-    counts = {
-        dial.name: len(dial.values)
-        for dial in dials
-        if dial.kind == "range" and dial.name not in fixed and len(dial.values) > 1
-    }
+    free = [dial for dial in dials if dial.kind == "range" and dial.name not in fixed]
+    counts = {dial.name: len(dial.values) for dial in free if len(dial.values) > 1}
     while (total := math.prod(len(thin_dial(dial).values) for dial in dials)) > most:
         able = [name for name, count in counts.items() if count > 2]
         if not able:

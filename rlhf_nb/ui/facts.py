@@ -60,11 +60,9 @@ def claims_of(summary: str, facts: Mapping[str, str]) -> dict[str, list[str]]:
     stated = dict.fromkeys(word for word in re.findall(r"\w+", summary) if word in SLOT)
     covered = [word for word in stated if facts[SLOT[word]] == word]
     stated_slots = {SLOT[word] for word in covered}
-    return dict(
-        covered=covered,
-        invented=[word for word in stated if word not in covered],
-        missing=[slot for slot in facts if slot not in stated_slots],
-    )
+    invented = [word for word in stated if word not in covered]
+    missing = [slot for slot in facts if slot not in stated_slots]
+    return dict(covered=covered, invented=invented, missing=missing)
 
 
 def _with_marks(text: str, mark: Callable[[str], str]) -> Html:

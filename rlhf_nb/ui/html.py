@@ -55,11 +55,8 @@ def _inner_text(markup: str) -> str:
 def _plain_text(markup: str) -> str:
     "Captions, table rows and paragraphs as lines, cells aligned; other markup as its text."
     blocks = re.findall(r"<(caption|tr|p|summary)\b[^>]*>(.*?)</\1>", markup, re.S)
-    rows = [
-        [_inner_text(cell) for cell in re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", inner, re.S)]
-        or [_inner_text(inner)]
-        for _, inner in blocks
-    ]
+    parts = lambda inner: re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", inner, re.S) or [inner]
+    rows = [list(map(_inner_text, parts(inner))) for _, inner in blocks]
     cells = [row for row in rows if len(row) > 1]
     widths = [max(map(len, column)) for column in zip_longest(*cells, fillvalue="")]
     lines = ["  ".join(map(str.rjust, row, widths)) if len(row) > 1 else row[0] for row in rows]
@@ -107,11 +104,8 @@ def element(tag: str, *content: str, **attributes: object) -> Html:
     """An element of HTML or SVG around some markup. Attributes are escaped, fractions have six
     digits; None leaves one out; `class_` is class, `aria_label` aria-label."""
     text = lambda value: escape(f"{value:g}" if isinstance(value, float) else str(value))
-    written = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{text(value)}"'
-        for name, value in attributes.items()
-        if value is not None
-    )
+    names = {key.rstrip("_").replace("_", "-"): x for key, x in attributes.items()}
+    written = "".join(f' {name}="{text(x)}"' for name, x in names.items() if x is not None)
     if tag in VOID or tag in SHAPES:
         return Html(f"<{tag}{written}{'/' if tag in SHAPES else ''}>")
     return Html(f"<{tag}{written}>{''.join(content)}</{tag}>")

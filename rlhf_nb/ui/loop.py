@@ -124,14 +124,8 @@ def arrow(points: Sequence[tuple[float, float]], dashed: bool = False) -> str:
 def picture_card(height: float, label: str, *parts: str) -> Picture:
     "The whole picture, on a card of its own colour so that it reads on white and on black."
     card = rectangle(1, 1, WIDTH - 2, height - 2, "card", CARD, EDGE)
-    drawn = asset("picture.svg").format(
-        label=escape(label),
-        width=WIDTH,
-        height=height,
-        style=asset("loop.css"),
-        parts=card + "".join(parts),
-    )
-    return Picture(drawn.rstrip())
+    frame = dict(width=WIDTH, height=height, style=asset("loop.css"), label=escape(label))
+    return Picture(asset("picture.svg").format(**frame, parts=card + "".join(parts)).rstrip())
 
 
 def step_box(step: Step, x: float, y: float, w: float, h: float, marked: bool = False) -> str:

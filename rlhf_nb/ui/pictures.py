@@ -61,10 +61,8 @@ class Columns:
     def headings(self, y: float, prompt: str, response: str) -> str:
         "A line over the prompt's columns and one over the response's."
         ends = (0, self.prompt - 1), (self.prompt, self.count - 1)
-        return "".join(
-            words((self.middle(a) + self.middle(b)) / 2, y, text, "title", 14)
-            for (a, b), text in zip(ends, (prompt, response), strict=True)
-        )
+        middles = [(self.middle(a) + self.middle(b)) / 2 for a, b in ends]
+        return "".join(words(x, y, s, "title", 14) for x, s in zip(middles, (prompt, response)))
 
 
 def label(y: float, text: str, note: str = "") -> str:
@@ -356,10 +354,8 @@ def panel(
             if term:
                 parts.append(signed_bar(at[t], top[side(term)], thick, term, scale, opacity))
                 top[side(term)] -= term * scale
-        parts += [
-            rule("net", at[t] - edge, at[t] + edge, net, INK, 2.5),
-            words(at[t], bottom, signed_number(total), "number", 13, color=INK),
-        ]
+        parts.append(rule("net", at[t] - edge, at[t] + edge, net, INK, 2.5))
+        parts.append(words(at[t], bottom, signed_number(total), "number", 13, color=INK))
     return "".join(parts)
 
 

@@ -298,10 +298,8 @@ class PersonJudge:
         self, prompts: list[str], pairs: list[tuple[str, str]], **columns: list
     ) -> list[float | None]:
         "0: the first answer is better. 1: the second. 0.5: a tie, or the same. None: unknown."
-        return [
-            0.5 if one == two else self.verdicts.get((prompt, one, two))
-            for prompt, (one, two) in zip(prompts, pairs, strict=True)
-        ]
+        judged = lambda x, one, two: 0.5 if one == two else self.verdicts.get((x, one, two))
+        return [judged(prompt, *pair) for prompt, pair in zip(prompts, pairs, strict=True)]
 
 
 def _in_order(pair: Mapping[str, Any], showing: Showing) -> list[Turns]:

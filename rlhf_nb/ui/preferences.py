@@ -51,10 +51,8 @@ def render_labelling(work: Labelling, note: str = "") -> Html:
     done, total, name = len(work.rows), len(work.order), work.file.path.name
     place = element("b", f"Choice {min(done + 1, total)} of {total}")
     after = f" · {done} saved in {name}{f' · {note}' if note else ''}"
-    parts = [
-        element("p", place, safe_text(after), role="status"),
-        element("progress", value=done, max=total, aria_label="choices made"),
-    ]
+    parts = [element("p", place, safe_text(after), role="status")]
+    parts.append(element("progress", value=done, max=total, aria_label="choices made"))
     if work.showing is None:
         over = element("b", f"All {total} choices are made.")
         then = safe_text(f" load_preferences({name!r}) gives them to RewardTrainer.")

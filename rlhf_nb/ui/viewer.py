@@ -303,11 +303,9 @@ class RunBrowser:
         if not r.prompts:
             return dict(found=[], completed=[])
         place = {(x.get("run", 0), x["update"]): i for i, x in enumerate(listed)}
-        places = [
-            (place[which, update], hit)
-            for which, run in enumerate(filter(None, (self.run, self.other)))
-            for update, hit in run.again(r.prompts[row])
-        ]
+        runs = enumerate(filter(None, (self.run, self.other)))
+        hits = [(which, *hit) for which, run in runs for hit in run.again(r.prompts[row])]
+        places = [(place[which, update], hit) for which, update, hit in hits]
         return dict(found=places, completed=self.run.completions().get(r.prompts[row], []))
 
     @cached_property

@@ -73,13 +73,8 @@ def html_cell(
     exact: float | None = None,  # the number that the text rounds: shown on hover
 ) -> str:
     "One table cell, its text escaped."
-    return element(
-        "th" if scope else "td",
-        element("bdi", escape(text)),
-        scope=scope,
-        style=inline("cell", ground=ground, align=align, edge=RULE),
-        title=exact,
-    )
+    tag, style = "th" if scope else "td", inline("cell", ground=ground, align=align, edge=RULE)
+    return element(tag, element("bdi", escape(text)), scope=scope, style=style, title=exact)
 
 
 def html_table(lines: Sequence[str], caption: str = "") -> str:
