@@ -252,8 +252,7 @@ def update_again(
         trainer = source.make_trainer({**source.settings, **changes}, folder)
         saved = source.rollout(trainer.args.process_index, trainer.args.world_size)
         r = prepare_rollout(trainer, saved)
-        metrics = dict(trainer.update(r))
-        return trainer, r, metrics | movement(trainer, r)
+        return trainer, r, dict(trainer.update(r)) | movement(trainer, r)
 
 
 # ---- Before and after ----

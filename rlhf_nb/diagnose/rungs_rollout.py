@@ -245,8 +245,7 @@ def ratio(subject: Subject) -> Finding:
     metrics, changed = subject.start.metrics, subject.start.changed
     away, spread = abs(metrics["val/ratio"] - 1), metrics["val/ratio_var"]
     approxkl = metrics["policy/approxkl_avg"]
-    exact = subject.trainer.layout.in_float32(subject.trainer.model)
-    limit = 1e-8 if exact else 1e-5
+    limit = 1e-8 if subject.trainer.layout.in_float32(subject.trainer.model) else 1e-5
     text = f"mean ratio {away:.1e} from 1, variance {spread:.1e}, approxkl {approxkl:.1e}, "
     text += f"clipfrac {metrics['policy/clipfrac_avg']:g}; {changed} weights changed"
     good = approxkl <= limit and spread <= 100 * limit and not changed

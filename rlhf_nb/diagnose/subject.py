@@ -143,8 +143,7 @@ class ByHand:
         if estimator == "full":
             p, q = new.all_logprobs, ref.all_logprobs
             return (p.exp() * (p - q).masked_fill(p.isneginf(), 0.0)).sum(1).tolist()
-        gaps = (new.logprobs - ref.logprobs).tolist()
-        return [by_hand.kl_of(x, estimator) for x in gaps]
+        return [by_hand.kl_of(x, estimator) for x in (new.logprobs - ref.logprobs).tolist()]
 
 
 @dataclass
@@ -224,8 +223,7 @@ class Subject:
     def answers(self) -> list[tuple[dict[str, Any], str]]:
         "Training rows with their reference answer (the first of several), where there is one."
         names = ("completion", "reference", "summary", "answer", "chosen")
-        data = self.trainer.train_dataset
-        name = next((x for x in names if x in data.column_names), None)
+        name = next((x for x in names if x in self.trainer.train_dataset.column_names), None)
         rows = [] if name is None else self.rows(SAMPLED)
         texts = [text_in(row[name]) if name else "" for row in rows]
         return [(row, x) for row, x in zip(rows, texts) if x.strip()]
@@ -328,8 +326,7 @@ class Subject:
             add_noise(trainer.pair, seed)
             if gap_of(trainer, rows, start.hand.policy) > SHIFT:
                 break
-        stops = trainer.sampling_settings.stop_ids
-        trainer.engine = cast(Any, Cutting(trainer.engine, stops))
+        trainer.engine = cast(Any, Cutting(trainer.engine, trainer.sampling_settings.stop_ids))
         return observe(trainer, self.batch(trainer.args.batch_size), shift=SHIFT)
 
     @property

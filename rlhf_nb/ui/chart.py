@@ -105,6 +105,5 @@ def curve_strip(lines: Mapping[int, Points], span: tuple[float, float], title: s
 
 def curve_picture(svg: str, description: str) -> str:
     "A curve inside a page, as an image of its own that follows the page's theme."
-    data = base64.b64encode(svg.encode()).decode()
-    source = f"data:image/svg+xml;base64,{data}"
+    source = f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
     return element("img", alt=description, width=260, height=140, src=source)

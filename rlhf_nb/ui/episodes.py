@@ -62,8 +62,7 @@ def end_of(text: str, most: int = 160) -> str:
 def episode_signals(rollout: Rollout, episode: int) -> dict[str, Tensor]:
     "Every signal that is filled, by name, for the tokens of one episode."
     n = int(rollout.mask[episode].sum())
-    signals = filled(rollout, SIGNALS)
-    return {name: x[episode, :n].detach().float() for name, x in signals.items()}
+    return {name: x[episode, :n].detach().float() for name, x in filled(rollout, SIGNALS).items()}
 
 
 def episode_facts(rollout: Rollout, episode: int) -> str:
@@ -244,8 +243,7 @@ def columns_of(rollout: Rollout) -> pd.DataFrame:
 
 def when(rollout: Rollout) -> str:
     "Where in the run a rollout was taken."
-    info = rollout.info
-    parts = [f"Update {info.get('update', '?')}"]
+    parts = [f"Update {rollout.info.get('update', '?')}"]
     for name, wording in (("episode", "after {:,} episodes"), ("kl_coef", "kl_coef {:.3g}")):
         if (number := number_of(rollout, name)) is not None:
             parts.append(wording.format(number))

@@ -67,8 +67,7 @@ def claims_of(summary: str, facts: Mapping[str, str]) -> dict[str, list[str]]:
 
 def _with_marks(text: str, mark: Callable[[str], str]) -> Html:
     "Escaped text, its words marked, in an element that keeps its direction to itself."
-    parts = re.split(r"(\w+)", visible(text, lines=True))
-    return element("bdi", *map(mark, parts))
+    return element("bdi", *map(mark, re.split(r"(\w+)", visible(text, lines=True))))
 
 
 def post_with_facts(post: str, facts: Mapping[str, str]) -> Html:

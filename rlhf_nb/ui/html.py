@@ -145,8 +145,7 @@ def page_head(title: str, style: str, script: str = "") -> str:
 def themed_page(title: str, *content: str, sheets: Sequence[str] = ()) -> str:
     "A whole page of some markup, which runs no script, and no style sheet but its own."
     head = page_head(visible(title), "".join(map(asset, ("theme.css", *sheets))))
-    body = element("body", element("main", *content), class_="rlhf")
-    return f"{head}{body}</html>"
+    return head + element("body", element("main", *content), class_="rlhf") + "</html>"
 
 
 def tinted_text(

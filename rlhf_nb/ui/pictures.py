@@ -432,8 +432,7 @@ def half(
     dual: Callable[[float], float] | None,
 ) -> str:
     "The loss of a good token, or of a bad one."
-    width = WIDTH / 2 - 60
-    x = lambda ratio: left + width * ratio / up_to
+    x = lambda ratio: left + (WIDTH / 2 - 60) * ratio / up_to
     highest = 0.0 if advantage > 0 else up_to
     y = lambda value: TOP + HEIGHT * (0.06 + 0.88 * (highest - value) / up_to)
     parts: list[str] = []
@@ -513,8 +512,7 @@ def push_map(
     moves: Tensor,  # [N] true where a token still has a gradient
 ) -> Figure:
     "Where the loss pushes up (orange), down (blue), not at all (hatched); tokens: dots or crosses."
-    ends = ["#7ab0e8", "#ffffff", "#f4a259"]
-    colours = LinearSegmentedColormap.from_list("signed", ends)
+    colours = LinearSegmentedColormap.from_list("signed", ["#7ab0e8", "#ffffff", "#f4a259"])
     figure, axis = plt.subplots(figsize=(6, 3.4))
     place: dict[str, Any] = dict(origin="lower", aspect="auto", extent=(0, 2, -3, 3))
     shown = axis.imshow(push.numpy(), cmap=colours, vmin=-4, vmax=4, **place)

@@ -114,8 +114,7 @@ class PreferenceDesk:
         if decided < _ENOUGH_PAIRS:
             self.note = f"{decided} decided pairs are too few to refit: {_ENOUGH_PAIRS} are wanted"
             return
-        busy = f"refitting on {decided} decided pairs ..."
-        self.view.value = render_labelling(self.work, busy)
+        self.view.value = render_labelling(self.work, f"refitting on {decided} decided pairs ...")
         self.refitted = self.refit()
         self.work.since += self.work.clock() - start
         self.note = f"refitted after {len(self.work.rows)} choices"

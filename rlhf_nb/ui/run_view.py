@@ -234,8 +234,7 @@ def run_episode_markup(r: Rollout, i: int, signal: str, most: float) -> str:
     parts.append(element("p", tinted_text(words, values, most, signal), class_="answer"))
     if row is not None:
         cells = [(visible_token(token), signed_number(x)) for token, x in zip(tokens, values)]
-        table = data_table("", ["Token", signal], cells)
-        parts.append(folded(f"{signal} as numbers", table))
+        parts.append(folded(f"{signal} as numbers", data_table("", ["Token", signal], cells)))
     return element("div", *parts, class_="episode")
 
 

@@ -54,8 +54,7 @@ def gain_table(rows: Sequence[Row]) -> str:
         ]
         for row in rows
     ]
-    heads = ["Temperature", "Won", "0 to 100 %", "95 % interval"]
-    return data_table("", heads, lines, "gains")
+    return data_table("", ["Temperature", "Won", "0 to 100 %", "95 % interval"], lines, "gains")
 
 
 # ---- The first screen of a report ----

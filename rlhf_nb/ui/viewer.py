@@ -313,13 +313,11 @@ class RunBrowser:
         "The live widget, made at its first use; `reader.place` is where it is."
         head, place = self.head(self.updates(), self.suspects), dict(signal=self.signal)
         actions = {"refresh": self.refresh, "search every update": self.search}
-        load = lambda i: self.load(self.updates()[i])
-        return Reader(head, load, self.again, place, actions)
+        return Reader(head, lambda i: self.load(self.updates()[i]), self.again, place, actions)
 
     def plain(self) -> str:
         "Markup for where nothing moves: the suspects, and the newest update's first episode."
-        newest = max(self.run.files)
-        shown = shown_of(self.run.rollout(newest))
+        shown = shown_of(self.run.rollout(max(self.run.files)))
         odd = [element("li", safe_text(one.sentence)) for one in self.suspects]
         first = element("p", "Suspects:") + element("ul", *odd) if odd else ""
         head = element("h3", safe_text(when(shown.rollout)))
