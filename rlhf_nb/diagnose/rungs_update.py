@@ -65,15 +65,9 @@ def loss_by_hand(observed: Observed) -> dict[str, float]:
             values = None if hand.values is None else hand.values[i]
             of_episode = episode_sums(r, i, hand.policy[i], values, args, among)
             sums.update({name: x.item() for name, x in of_episode._asdict().items()})
-    names = dict(
-        policy="loss/policy_avg",
-        value="loss/value_avg",
-        entropy="policy/entropy_avg",
-        ratio="val/ratio",
-        clipped="policy/clipfrac_avg",
-        approxkl="policy/approxkl_avg",
-        **(dict(kl="loss/kl_avg") if args.kl_in == "loss" else {}),
-    )
+    names = dict(policy="loss/policy_avg", value="loss/value_avg", entropy="policy/entropy_avg")
+    names |= dict(ratio="val/ratio", clipped="policy/clipfrac_avg", approxkl="policy/approxkl_avg")
+    names |= dict(kl="loss/kl_avg") if args.kl_in == "loss" else {}
     return {name: sums[key] / tokens for key, name in names.items()}
 
 

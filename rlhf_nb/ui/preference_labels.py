@@ -186,22 +186,6 @@ def share_sentence(count: int, of: int) -> str:
     return f"{count} of {of} ({share}; 95 % interval {least} to {most})"
 
 
-def _in_force(records: Rows, name: str) -> list[dict[str, Any]]:
-    "The choices that were not taken back. Raises ValueError on a line that is none."
-    rows: list[dict[str, Any]] = []
-    for number, row in enumerate(records, 1):
-        if row.get("choice") == "undo" and rows:
-            rows.pop()
-        elif row.get("choice") in ("0", "1", "2") and {"pair", "left", "answers"} <= set(row):
-            rows.append(dict(row))
-        else:
-            raise ValueError(
-                f"{name}, line {number} is no choice of label_preferences: {str(row)[:80]}. Give "
-                "the path of a file that it wrote, or of a new one."
-            )
-    return rows
-
-
 @dataclass(frozen=True)
 class Labels:
     "The choices of a file that are in force, in order, and how reliable the person is."
@@ -261,14 +245,29 @@ def report_lines(labels: Labels) -> dict[str, str]:
     return lines
 
 
+def _labels_in(file: LabelFile) -> Labels:
+    "The choices that were not taken back. Raises ValueError on a line that is none."
+    rows: list[dict[str, Any]] = []
+    for number, row in enumerate(records := file.read(), 1):
+        if row.get("choice") == "undo" and rows:
+            rows.pop()
+        elif row.get("choice") in ("0", "1", "2") and {"pair", "left", "answers"} <= set(row):
+            rows.append(dict(row))
+        else:
+            name = f"{file.path.name}, line {number}"
+            raise ValueError(
+                f"{name} is no choice of label_preferences: {str(row)[:80]}. Give the path of a "
+                "file that it wrote, or of a new one."
+            )
+    return Labels(rows, (len(records) - len(rows)) // 2, file.torn)
+
+
 def read_labels(path: str | Path) -> Labels:
     "The choices of a file of `label_preferences`. Raises FileNotFoundError or ValueError."
     file = LabelFile(path)
     if not file.path.exists():
         raise FileNotFoundError(f"there is no file {file.path}: label_preferences writes one.")
-    records = file.read()
-    rows = _in_force(records, file.path.name)
-    return Labels(rows, (len(records) - len(rows)) // 2, file.torn)
+    return _labels_in(file)
 
 
 def load_preferences(path: str | Path) -> Dataset:
@@ -340,9 +339,8 @@ class Labelling:
         clock: Callable[[], float] = time.monotonic,  # seconds
     ):
         self.pairs, self.file, self.clock = checked_pairs(dataset, answers), LabelFile(path), clock
-        self.order, records = showings(len(self.pairs), repeat_every, seed), self.file.read()
-        self.rows = _in_force(records, self.file.path.name)
-        self.undone, self.since = (len(records) - len(self.rows)) // 2, clock()
+        self.order, made = showings(len(self.pairs), repeat_every, seed), _labels_in(self.file)
+        self.rows, self.undone, self.since = made.rows, made.undone, clock()
         _continue(self.rows, self.order, self.pairs, self.file.path.name)
 
     @property
@@ -371,8 +369,7 @@ class Labelling:
                 "while a pair is shown."
             )
         prompt, both = self.answers()
-        sides: dict[str, Sequence[Turns | None]]
-        sides = {"1": both, "2": both[::-1], "0": (None, None)}
+        sides: dict[str, Any] = {"1": both, "2": both[::-1], "0": (None, None)}
         chosen, rejected = sides[key]
         row: dict[str, Any] = dict(prompt=prompt, chosen=chosen, rejected=rejected, answers=both)
         row |= dict(choice=key, **asdict(at), seconds=round(now - self.since, 2))
