@@ -76,19 +76,21 @@ def words(
     x: float,
     y: float,
     text: str,
-    kind: str,  # title, line or page, and perhaps another class
+    kind: str,  # title, text, line or page, and perhaps another class
     size: float,
     anchor: str = "middle",
     color: str = "",
 ) -> str:
-    "A line of text, in which `V_{t}` has a subscript. Titles are bold, the rest is muted."
+    "A line of text, in which `V_{t}` has a subscript. Titles are bold; the rest but text is muted."
     first, *rest = re.split(r"_\{(\w+)\}", text)
     inner = escape(first)
     for below, after in zip(rest[::2], rest[1::2], strict=True):
         inner += element("tspan", below, dy=3, font_size="75%")
         inner += element("tspan", escape(after), dy=-3)
     bold = kind.startswith("title")
-    font = dict(font_size=size, fill=color or (INK if bold else MUTED), text_anchor=anchor)
+    font = dict(
+        font_size=size, fill=color or (INK if bold or kind == "text" else MUTED), text_anchor=anchor
+    )
     weight = 600 if bold else None
     return element("text", inner, class_=kind, x=x, y=y, **font, font_weight=weight)
 

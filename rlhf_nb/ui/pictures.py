@@ -154,13 +154,6 @@ LINES = dict(k1=("blue", ""), k2=("orange", "7 3"), k3=("ink", "2 3"), abs=("gre
 Point = tuple[float, float]
 
 
-def kl_words(
-    x: float, y: float, text: str, kind: str = "muted", size: float = 13, anchor: str = "start"
-) -> str:
-    "A line of text: a title is bold, text has the colour of ink, muted is grey."
-    return words(x, y, text, kind, size, anchor, INK if kind == "text" else "")
-
-
 def line(points: Sequence[Point], color: str, dash: str = "", width: float = 1.8) -> str:
     "A line through the points, in one of STROKES."
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
@@ -200,7 +193,7 @@ def gap_panel(logprobs: Tensor, ref_logprobs: Tensor, drawn: Tensor) -> str:
             continue
         x, ends = across(at), sorted(down(logs[at].item()) for logs in (logprobs, ref_logprobs))
         parts.append(line([(x, ends[0]), (x, min(ends[1], 232))], "orange" if gap > 0 else "blue"))
-        parts.append(kl_words(x, 246, "+" if gap > 0 else "−", "text", 12, "middle"))
+        parts.append(words(x, 246, "+" if gap > 0 else "−", "text", 12, "middle"))
     for logs, color, dash in ((ref_logprobs, "grey", "5 3"), (logprobs, "ink", "")):
         points = [(across(i), down(logs[i].item())) for i in shown]
         parts.append(line([point for point in points if point[1] <= 232], color, dash, 1.5))
@@ -222,7 +215,7 @@ def histograms(averages: dict[str, Tensor], exact: float) -> str:
             steps += [(404 + step * i, y), (404 + step * (i + 1), y)]
         parts.append(line([*steps, (776, 232)], *LINES[name]))
     x = 404 + 372 * (exact - low) / (high - low)
-    label = kl_words(min(max(x, 430), 750), 248, f"exact {exact:.2f}", "text", 12, "middle")
+    label = words(min(max(x, 430), 750), 248, f"exact {exact:.2f}", "text", 12, "middle")
     return "".join(parts) + line([(x, 88), (x, 232)], "ink", width=1) + label
 
 
@@ -247,7 +240,7 @@ def kl_picture(
         left, y = 404 + 190 * (i % 2), 54 + 20 * (i // 2)
         labels.append(f"{name}: bias {bias:.2f}, noise {noise:.2f}")
         legend.append(line([(left, y - 4), (left + 24, y - 4)], *LINES[name]))
-        legend.append(kl_words(left + 30, y, labels[-1], "text", 12))
+        legend.append(words(left + 30, y, labels[-1], "text", 12, "start"))
     count = "1 token" if tokens == 1 else f"{tokens} tokens"
     keys = (("ink", "", "log π", 24), ("grey", "5 3", "log π_{ref}", 110))
     return picture_card(
@@ -255,15 +248,15 @@ def kl_picture(
         f"Policy and reference, {drift:g} apart; exact KL {exact:.3f}. Averages over {BATCHES:,} "
         f"batches of {count}: {'; '.join(labels)}.",
         element("style", asset("kl.css")),
-        kl_words(24, 30, "k1 of a token: log π − log π_{ref}", "title", 15),
+        words(24, 30, "k1 of a token: log π − log π_{ref}", "title", 15, "start"),
         *(line([(x, 50), (x + 24, 50)], color, dash) for color, dash, _, x in keys),
-        *(kl_words(x + 30, 54, text, "text", 12) for _, _, text, x in keys),
+        *(words(x + 30, 54, text, "text", 12, "start") for _, _, text, x in keys),
         gap_panel(logprobs, ref_logprobs, drawn[:tokens]),
-        kl_words(24, 270, f"{count}, drawn from π, and the sign of each gap", size=12),
-        kl_words(404, 30, f"estimates of the KL from {count}", "title", 15),
+        words(24, 270, f"{count}, drawn from π, and the sign of each gap", "muted", 12, "start"),
+        words(404, 30, f"estimates of the KL from {count}", "title", 15, "start"),
         *legend,
         histograms(averages, exact),
-        kl_words(404, 270, f"in nats; {BATCHES:,} batches, the tails cut off", size=12),
+        words(404, 270, f"in nats; {BATCHES:,} batches, the tails cut off", "muted", 12, "start"),
     )
 
 

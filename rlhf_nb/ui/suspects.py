@@ -102,8 +102,8 @@ def run_suspects(
     counted: str = "tokens",  # what lengths are counted in
 ) -> list[Suspect]:  # alarms, then jumps
     "Updates at which something ran away or jumped."
-    watched = {name: LOG_NAMES[name] for name in ("score", "KL", "length", "entropy")}
-    logged = {name: column for name, column in watched.items() if column in log}
+    watched = ("score", "KL", "length", "entropy")
+    logged = {name: LOG_NAMES[name] for name in watched if LOG_NAMES[name] in log}
     alarms = hacking_alarms(log) if "score" in logged and len(logged) > 1 else []
     sentence = lambda alarm: f"Alarm. {alarm.sentence}".replace(" tokens.", f" {counted}.")
     suspects = [Suspect(alarm.update, None, sentence(alarm)) for alarm in alarms]
