@@ -24,18 +24,8 @@ from rlhf_nb.packing import score_sums
 from rlhf_nb.rollout import OWN, SIGNALS, Rollout
 from rlhf_nb.tldr import SLOT, gold_judge
 from rlhf_nb.training.prompts import turns_of
-from rlhf_nb.ui.episodes import (
-    Shown,
-    columns_of,
-    conversation_of,
-    episode_tokens,
-    filled,
-    notes_of,
-    number_of,
-    turns_told,
-    unit_of,
-    when,
-)
+from rlhf_nb.ui import episodes
+from rlhf_nb.ui.episodes import Shown, filled, notes_of, number_of
 from rlhf_nb.ui.facts import facts_told
 from rlhf_nb.ui.html import add_blanks, asset, breakable, module, script_page, visible
 from rlhf_nb.ui.what_if import UNKNOWN, lacking, objective_of, page_recipe, reproduces, unpenalized
@@ -114,7 +104,7 @@ def _answers(r: Rollout, rows: Sequence[int]) -> tuple[list[str], np.ndarray]:
     widths: list[int] = []
     shown = cache(lambda piece: (x := visible(piece, lines=True), len(x.encode("utf-16")) // 2 - 1))
     for e in rows:
-        pieces = add_blanks(episode_tokens(r, e), r.responses[e] if r.responses else "")
+        pieces = add_blanks(episodes.episode_tokens(r, e), r.responses[e] if r.responses else "")
         texts, units = zip(*map(shown, pieces)) if pieces else ((), ())
         answers.append("".join(texts))
         widths += units
@@ -139,7 +129,7 @@ def packed_update(
     answers, widths = _answers(r, rows)
     for e, prompt in zip(rows, asked):
         if prompt not in prompts:
-            prompts[prompt] = len(prompts), _prompt(prompt, turns_of(conversation_of(r, e)))
+            prompts[prompt] = len(prompts), _prompt(prompt, r, e)
     marks = [_turn_marks(r, e) for e in rows]
     signals, scores = _stored_signals(shown, objective), filled(r, ("raw_scores", "scores"))
     if objective or asks:
@@ -153,22 +143,22 @@ def packed_update(
     picked = list(rows)
     header = dict(
         update=number_of(r, "update"),
-        when=visible(when(r)),
+        when=visible(episodes.when(r)),
         episodes=picked,
         of=len(r),
         lengths=n[picked].tolist(),
         stopped=None if r.stopped is None else [bool(x) for x in r.stopped[picked].tolist()],
         answers=answers,
-        prompts=[shown for _, shown in prompts.values()],
+        prompts=[its for _, its in prompts.values()],
         asked=[prompts[prompt][0] for prompt in asked],
-        columns={k: [x[e] for e in rows] for k, x in _columns(columns_of(r)).items()},
+        columns={k: [x[e] for e in rows] for k, x in _columns(episodes.columns_of(r)).items()},
         recipe=page_recipe(objective) if objective else None,
         asks=page_recipe(asks) if asks else None,
         clip={k: x for k, x in (r.objective or {}).items() if k in ("cliprange", "cliprange_high")},
         told=note,
         bad_form=[_bad_form(r, e) for e in rows],
         turn_marks=marks if any(marks) else None,
-        unit=unit_of(r),
+        unit=episodes.unit_of(r),
         notes=list(map(visible, notes_of(r))),
         arrays=[[name, x.size] for name, x in arrays],
         **{name: _numbers(score_sums(x)[picked]) for name, x in scores.items()},
@@ -186,7 +176,7 @@ def _bad_form(r: Rollout, episode: int) -> bool | None:
 
 def _turn_marks(r: Rollout, episode: int) -> list[dict[str, Any]]:
     "Where a turn, or what answers it, begins in the response, and what is said of it."
-    told = turns_told(r, episode)
+    told = episodes.turns_told(r, episode)
     marks = [dict(at=one["at"], text=one["facts"], world=False) for one in told]
     worlds = [dict(at=one["read"], text="Answer", world=True) for one in told]
     marks += [one for one in worlds if one["at"] is not None]
@@ -200,10 +190,11 @@ CHAT = re.compile(  # a turn as common chat templates write it
 )
 
 
-def _prompt(text: str, turns: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def _prompt(text: str, r: Rollout, episode: int) -> dict[str, Any]:
     "A prompt as it is shown, the turns of a conversation, and facts that the gold judge knows."
     facts: Mapping[str, str] | None = facts_told(text)
-    turns = turns or [(role, said) for role, said in CHAT.findall(text) if said]
+    found = [(role, said) for role, said in CHAT.findall(text) if said]
+    turns = turns_of(episodes.conversation_of(r, episode)) or found
     shown = partial(visible, lines=True)
     more = dict(facts=facts, turns=[[*map(shown, turn)] for turn in turns])
     return dict(text=shown(text)) | {name: x for name, x in more.items() if x}
