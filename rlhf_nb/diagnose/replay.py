@@ -252,8 +252,7 @@ def update_again(
         trainer = source.make_trainer({**source.settings, **changes}, folder)
         saved = source.rollout(trainer.args.process_index, trainer.args.world_size)
         r = prepare_rollout(trainer, saved)
-        metrics = dict(trainer.update(r))
-        return trainer, r, metrics | movement(trainer, r)
+        return trainer, r, dict(trainer.update(r)) | movement(trainer, r)
 
 
 # ---- Before and after ----
@@ -291,9 +290,8 @@ def replay(
     update: int,  # from 0: the k-th starts from checkpoint-k
     **settings: Any,  # of PPOConfig, those that change
 ) -> Replay:
-    """One update of a run with its settings and with others, from the same rollout. Raises
-    ValueError on a setting that an update does not read, and where the run did not keep what is
-    needed."""
+    """One update of a run with its settings and others, from the same rollout. Raises ValueError on
+    a setting that an update does not read, and where the run did not keep what is needed."""
     check_names(settings)
     source = source_of(run, update)
     old = source.settings
