@@ -306,22 +306,16 @@ def test_a_score_of_another_shape_is_refused(ppo):
 # ---- A pad token outside ----
 
 
-def without_pad(letters):
-    "The letters, whose pad token is one id outside a policy of 12: Llama 3, GPT-2."
-    tokenizer = copy.deepcopy(letters)
-    tokenizer.add_special_tokens(dict(pad_token="[PAD]"))
-    assert tokenizer.pad_token_id == 12
-    return tokenizer
-
-
 # catches: an error that a published script cannot pass without one more line; a row in the policy
 # alone; a saved model that does not load
-def test_the_embedding_grows_for_the_pad_token_alone(ppo, letters, tmp_path, monkeypatch):
+def test_the_embedding_grows_for_the_pad_token_alone(
+    ppo, letters, padded_outside, tmp_path, monkeypatch
+):
     lines = []
     monkeypatch.setattr("rlhf_nb.training.model_loading.logger.warning", lines.append)
     scorer = scorer_from(neox(letters), 3)
     parts = dict(
-        processing_class=without_pad(letters),
+        processing_class=padded_outside,
         ref_model=neox(letters),
         value_model=copy.deepcopy(scorer),
     )

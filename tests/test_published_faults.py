@@ -533,15 +533,6 @@ def test_fault_11_a_missing_pad_token_is_made_and_is_not_the_stop_token(ppo, let
 # ---- 12: a pad id outside the embedding, chunks of different length ----
 
 
-@pytest.fixture
-def padded_outside(letters):
-    "A tokenizer whose pad id, 12, is one beyond the 12 rows of every model here."
-    tokenizer = copy.deepcopy(letters)
-    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
-    assert tokenizer.pad_token_id == 12
-    return tokenizer
-
-
 # catches: an IndexError in the middle of a run; a reference that is resized to other numbers than
 # the policy
 @pytest.mark.parametrize("given", [False, True])
