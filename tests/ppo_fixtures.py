@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from small_runs import TIMES, TOLD, likes_c, untimed  # noqa: F401
-from transformers import PreTrainedModel, Trainer, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from rlhf_nb.checkpoint import MANIFEST, verify
 from rlhf_nb.models import scorer_from
@@ -23,6 +23,11 @@ from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
 STOP = 1
 PROMPTS = ["abc", "b", "cdefg", "ja", "hhhh", "efe"] * 4
 SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16)
+
+
+def begin(letters: PreTrainedTokenizerBase, seed: int = 0) -> PreTrainedModel:
+    "The policy that runs of letters begin with."
+    return tiny_policy(letters, seed, **SIZES)
 
 
 def saved_base(folder: Path, texts: Iterable[str], positions: int = 16, **sizes) -> PreTrainedModel:

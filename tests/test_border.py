@@ -240,7 +240,7 @@ ROWS = [  # columns, what the error must say after the name of the argument
     (dict(prompt=[[]] * 24), r"prompt 0 is \[\]"),
     (dict(prompt=[dict(text="a")] * 24), "prompt 0 is {"),
     (dict(prompt=[*PROMPTS[:-1], ""]), "prompt 23 is empty"),
-    (dict(prompt=["a" * 40] * 24), "prompt 0 has 40 tokens"),
+    (dict(prompt=[*PROMPTS[:-1], "a" * 40]), "prompt 23 has 40 tokens; with response_length 5"),
     (dict(prompt=told(dict(content="a"))), "prompt 0 has the turn .* whose role"),
     (dict(prompt=told(dict(role="user", content=None))), "whose role or content"),
     (dict(prompt=told({"from": "human", "value": "a"})), "whose role or content"),
