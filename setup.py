@@ -33,6 +33,7 @@ setup(
             "py.typed",
             "recipes/*",
             "ui/static/*",
+            "cli/pages.json",
             "cli/starting_model/*",
         ]
     },

@@ -25,13 +25,14 @@ import pandas as pd
 import pytest
 import yaml
 from datasets import Dataset, DatasetDict
+from kept_pages import kept_pages
 from loopback import Endpoint
 from packs import unpacked
 
 import rlhf_nb
 from rlhf_nb import cli
 from rlhf_nb.base.fields import fits
-from rlhf_nb.cli import arguments, data, judge, ppo, reward, scoring, sft, view
+from rlhf_nb.cli import arguments, data, judge, ppo, quick, reward, scoring, sft, view
 from rlhf_nb.cli.parsing import kinds_of
 from rlhf_nb.cli.recipes import read_recipe
 from rlhf_nb.training.logs import read_log, steps_of
@@ -367,8 +368,14 @@ BAD_LINES = {  # words: what is said. Files and folders that cannot be read are 
     "ppo BY golt OUT": "Did you mean gold?",
     "ppo BY nothing:here OUT": "No module named 'nothing'",
     "ppo BY math:pi OUT": "math has no function pi (pi is float).",
-    "ppo --kl_coef x": "invalid float value: 'x'",
-    "ppo extra": "unrecognized arguments: extra",
+    "ppo": "--dataset_name is missing; --model_name_or_path is missing (or --sft_model_path); --rew",
+    "preflight --nope": "unrecognized arguments: --nope",
+    "demo --lr 1": "unrecognized arguments: --lr",
+    "reward --lr 1": "Did you mean --learning_rate?",
+    "trian": "Commands that train: sft, reward, ppo; demo does all three.",
+    "completion": "give bash",
+    "ppo BY gold --kl_coef x": "invalid float value: 'x'",
+    "ppo BY gold OUT extra": "unrecognized arguments: extra",
     "ppo --kl 1": "Did you mean --kl_coef?",
     "ppo ROWS SFT RM --reward_aggregation min --reward_center completion OUT": (
         "needs two reward models or more, and there is 1"
@@ -1168,11 +1175,33 @@ def test_help_beside_a_recipe_shows_what_it_sets(capsys):
     assert re.search(r"--response_length INT\s+.*\(default: 32\)", out)
 
 
+# catches: kept pages of help that are not those of the parsers, a command that waits for seconds of
+# imports before it answers, an option of transformers that is refused because no one kept its name
+def test_what_is_answered_at_once(capsys):
+    assert quick.kept() == json.loads(json.dumps(kept_pages())), "python tests/kept_pages.py"
+    assert PARSERS["ppo"]().theirs <= {*quick.their_names()}
+    loaded = "assert not {'torch', 'transformers', 'pandas'} & {*sys.modules}"
+    for words in (["ppo", "--help"], ["judge", "--nope"], ["demo", "-h"], ["preflight"]):
+        code = f"import sys; from rlhf_nb.cli import main; main({words}); {loaded}"
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True)
+    for name in cli.COMMANDS:
+        typed = [x for a in PARSERS[name]().known.values() for x in a.option_strings]
+        assert quick.complaint_of(name, typed) == "", name
+    enough = ["--dataset-name", "reasoning_gym:x", "--sft_model_path=y"]
+    assert quick.complaint_of("ppo", enough) == ""
+    assert quick.complaint_of("view", ["a", "-- no option"]) == ""
+    code, out, _ = say(capsys, "completion bash")
+    assert code == 0 and "--kl_coef" in out and "rlhf-nb" in out.splitlines()[-1]
+
+
 def test_the_program_alone(capsys):
     code, out, err = say(capsys, "")
     assert code == 2 and all(f"  {name} " in out for name in cli.COMMANDS) and "COMMAND" in err
-    code, out, err = say(capsys, "--version")
-    assert (code, out, err) == (0, f"rlhf-nb {rlhf_nb.__version__}\n", "")
+    for flag in ("--version", "-V"):
+        code, out, err = say(capsys, flag)
+        assert (code, out, err) == (0, f"rlhf-nb {rlhf_nb.__version__}\n", "")
+    for words, same in (("help", "--help"), ("help ppo", "ppo --help")):
+        assert say(capsys, words) == say(capsys, same)
 
 
 # ---- The pipeline, as it is typed ----

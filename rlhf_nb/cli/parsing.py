@@ -17,9 +17,9 @@ from transformers.hf_argparser import string_to_bool
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.fields import complaint, hints_of, names_of
 from rlhf_nb.base.terminal import harmless
-from rlhf_nb.cli.help import About, help_page
+from rlhf_nb.cli.help import About, help_text, page_of
+from rlhf_nb.cli.quick import suggestion
 from rlhf_nb.cli.recipes import read_recipe
-from rlhf_nb.training.compat import CONFIG
 
 
 def kinds_of(hint: Any) -> list[Any]:
@@ -58,7 +58,8 @@ class ShowHelp(argparse.Action):
     "`--help` and `--help-all`."
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        print(help_page(parser.about, parser.known, parser.theirs, self.dest == "help_all"), end="")
+        everything = self.dest == "help_all"
+        print(help_text(page_of(parser.about, parser.known, parser.theirs, everything)), end="")
         parser.exit()
 
 
@@ -100,10 +101,9 @@ class Parser(HfArgumentParser):
 
     def suggest(self, name: str, before: str = "") -> str:
         "What an unknown option is called here, or the nearest one."
-        if "ppo" in (self.prog.split()[1], self.about.section) and name in CONFIG:
-            return f" An older name: use {CONFIG[name]}"
+        of_ppo = "ppo" in (self.prog.split()[1], self.about.section)
         known = [x for x in self.known if before or x not in ALONE]
-        return did_you_mean(f"{before}{name}", [f"{before}{x}" for x in known])
+        return suggestion(name, known, of_ppo, before)
 
     def error(self, message: str) -> NoReturn:
         "What is wrong and how to fix it, on one line; exit code 2."

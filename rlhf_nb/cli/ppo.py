@@ -61,8 +61,8 @@ ABOUT = About(
     },
     required={
         "dataset_name": "required",
-        "model_name_or_path": "required",
-        "reward_model_path": "required, or --reward_function or --environment",
+        "model_name_or_path": "required, or --sft_model_path",
+        "reward_model_path": "required, or --reward_function, --environment or reasoning_gym:NAME",
         "reward_function": "required, or --reward_model_path or --environment",
     },
     help=TRAINER_HELP

@@ -1,0 +1,30 @@
+"""What rlhf_nb/cli/pages.json keeps, from the parsers: `python tests/kept_pages.py` writes it."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+
+from rlhf_nb.cli import COMMANDS
+from rlhf_nb.cli.help import page_of
+from rlhf_nb.cli.quick import __file__ as QUICK
+
+
+def kept_pages() -> dict:
+    "Of each command: its page of help, the names of its own options, those that are required."
+    pages = {}
+    for name in COMMANDS:
+        parser = getattr(import_module(f"rlhf_nb.cli.{name}"), f"{name}_parser")()
+        flags = [x for x, action in parser.known.items() if action.option_strings]
+        pages[name] = dict(
+            page=page_of(parser.about, parser.known, parser.theirs, False),
+            names=[x for x in flags if x not in parser.theirs],
+            trains=bool(parser.theirs),
+            required={x: y for x, y in parser.about.required.items() if "required" in y},
+        )
+    return pages
+
+
+if __name__ == "__main__":
+    with open(QUICK.replace("quick.py", "pages.json"), "w", encoding="utf-8") as file:
+        file.write(json.dumps(kept_pages(), indent=1, ensure_ascii=False) + "\n")
