@@ -10,6 +10,16 @@ from rlhf_nb.cli.help import page_of
 from rlhf_nb.cli.quick import __file__ as QUICK
 
 
+COMPLETION = """_rlhf_nb() {{
+  local words="{commands} launch"
+  [ "$COMP_CWORD" -gt 1 ] && case "${{COMP_WORDS[1]}}" in
+    {options}
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+}}
+complete -o default -F _rlhf_nb rlhf-nb"""
+
+
 def kept_pages() -> dict:
     "Of each command: its page of help, the names of its own options, those that are required."
     pages = {}
@@ -22,7 +32,9 @@ def kept_pages() -> dict:
             trains=bool(parser.theirs),
             required={x: y for x, y in parser.about.required.items() if "required" in y},
         )
-    return pages
+    lines = [f'{x}) words="--{" --".join(y["names"])}" ;;' for x, y in pages.items()]
+    made = COMPLETION.format(commands=" ".join(pages), options="\n    ".join(lines))
+    return pages | dict(completion=made)
 
 
 if __name__ == "__main__":

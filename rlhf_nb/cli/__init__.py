@@ -14,7 +14,7 @@ from rlhf_nb import __version__
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.files import check_place, no_disk, unwritten
 from rlhf_nb.base.terminal import harmless, harmless_record, unbroken
-from rlhf_nb.cli.quick import answer, completion
+from rlhf_nb.cli.quick import answer, kept
 
 __all__ = ["COMMANDS", "RECIPES", "main"]
 
@@ -78,11 +78,12 @@ def main(words: list[str] | None = None) -> int:
         print(f"rlhf-nb {__version__}")
         return 0
     if name == "completion":
-        return completion(words[1:])
+        print(kept()["completion"])
+        return 0
     if name not in (*COMMANDS, "launch"):
-        known = did_you_mean(name, [*COMMANDS, *MORE, "train"])
-        if "train?" in known:
-            known = " Commands that train: sft, reward, ppo; demo does all three."
+        known = did_you_mean(name, [*COMMANDS, *MORE, "train"]).replace(
+            "train", "sft, reward or ppo"
+        )
         known = known or f" Commands: {', '.join([*COMMANDS, *MORE])}."
         print(f"rlhf-nb: there is no command {name!r}.{known} See rlhf-nb --help", file=sys.stderr)
         return 2

@@ -41,24 +41,18 @@ def page_of(
     elif everything and rest:
         headings["other options"] = [name for name in rest if name not in theirs]
         headings["transformers.TrainingArguments"] = [name for name in rest if name in theirs]
-    return dict(
-        usage=f"rlhf-nb {about.usage}",
-        text=about.text,
-        end="Examples:\n  " + "\n  ".join(about.examples) + ("" if everything else more),
-        groups={
-            title: [entry(about, known[name]) for name in names]
-            for title, names in headings.items()
-        },
-    )
+    groups = {title: [entry(about, known[x]) for x in names] for title, names in headings.items()}
+    end = "Examples:\n  " + "\n  ".join(about.examples) + ("" if everything else more)
+    return dict(usage=f"rlhf-nb {about.usage}", text=about.text, end=end, groups=groups)
 
 
 def help_text(page: Mapping[str, Any]) -> str:
     "The help, as wide as the terminal."
-    wide = min(100, shutil.get_terminal_size().columns - 2)
     shown = argparse.ArgumentParser(
-        usage=page["usage"],
-        description=textwrap.fill(page["text"], wide),
-        epilog=page["end"],
+        None,
+        page["usage"],
+        textwrap.fill(page["text"], min(100, shutil.get_terminal_size().columns - 2)),
+        page["end"],
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=34),
         add_help=False,
     )
