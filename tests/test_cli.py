@@ -366,6 +366,7 @@ BAD_LINES = {  # words: what is said. Files and folders that cannot be read are 
     "ppo BY gold --per_device_train_batch_size 64 OUT": "24 prompts and one update takes 64",
     "ppo PROMPTS SFT --reward_function gold --response_length 4 OUT": "needs the column facts",
     "ppo BY golt OUT": "Did you mean gold?",
+    "ppo --dataset_name no/set SFT --reward_function no.py:f OUT": "no.py",
     "ppo BY nothing:here OUT": "No module named 'nothing'",
     "ppo BY math:pi OUT": "math has no function pi (pi is float).",
     "ppo": "--dataset_name is missing; --model_name_or_path is missing (or --sft_model_path); --rew",
@@ -385,7 +386,9 @@ BAD_LINES = {  # words: what is said. Files and folders that cannot be read are 
         "needs the column facts"
     ),
     "judge ROWS SFT --judge_model gold --num_examples 25": "is 25 and the split has 24",
-    "judge ROWS SFT --cache None": "OPENAI_API_KEY",
+    "judge ROWS SFT --cache None": "set OPENAI_API_KEY, or give a server of your own (base_url=, or "
+    "--judge_base_url)",
+    "judge ROWS --model_name_or_path {p} --judge_model gold": "In it, these have one: reward, sft.",
     "plot a b --group x": "--group has 1 names for 2 runs",
     "plot a --ncols 0": "--ncols is 0",
     "view": "RUN",
@@ -989,7 +992,7 @@ def test_what_plot_prints(capsys):
     assert ["objective/scores", "a", "nan", "nan", "nan", "2"] in lines
     assert "a_seed1 is not finished: 2 of 3 updates." in out and "a_seed0 is not" not in out
     assert "a_seed1 logged NaN: objective/scores from episode 128 on." in out
-    assert "2 of the runs were given before" in out and "1 metrics of 2 runs" in out
+    assert "2 of the runs were given before" in out and "1 metric of 2 runs" in out
     write_run("\x1b[31m", [1.0])
     assert "\x1b[31m" not in say(capsys, "plot a_seed0 \x1b[31m --group a b\x1b[31m")[1]
 
@@ -1043,7 +1046,7 @@ def test_lines_that_are_no_log_are_counted(line, kept, capsys):
         Path(folder, kept).write_text(text)
     with pytest.warns(UserWarning, match="run.*: 1 lines of its log are left out"):
         code, out, _ = say(capsys, "plot run")
-    assert code == 0 and "1 metrics of 1 runs" in out
+    assert code == 0 and "1 metric of 1 run in" in out
 
 
 # ---- view ----
@@ -1081,7 +1084,9 @@ def test_view(ppo, capsys, monkeypatch):
     code, out, _ = say(capsys, "view run --episodes 2")
     page, data = page_of_view()
     assert code == 0
-    assert opened == [Path("run/rollouts.html").resolve().as_uri()]
+    again = say(capsys, "view run/rollouts.html")  # the page itself is opened, and stays
+    assert again == (0, "rlhf-nb view: run/rollouts.html\n", "")
+    assert opened == [Path("run/rollouts.html").resolve().as_uri()] * 2
     assert "run/rollouts.html" in out
     assert page.count("<script") == 2
     assert "<b>bold" not in page
@@ -1089,7 +1094,7 @@ def test_view(ppo, capsys, monkeypatch):
     assert "Content-Security-Policy" in page
     header, _ = unpacked(data["updates"][1]["packed"])
     assert header["episodes"] == [0, 1] and "<b>" in header["answers"][0]
-    assert say(capsys, "view run --no-browser --update 0 2")[0] == 0 and len(opened) == 1
+    assert say(capsys, "view run --no-browser --update 0 2")[0] == 0 and len(opened) == 2
     _, data = page_of_view()
     assert [one["name"] for one in data["updates"]] == ["0", "2"]
     header, _ = unpacked(data["updates"][0]["packed"])
@@ -1113,8 +1118,9 @@ def test_view(ppo, capsys, monkeypatch):
     assert "[red]" in out
     assert not Path("run/rollouts.html").exists()
     assert out.count("stopped") + out.count("cut off") == 3
-    code, out, _ = say(capsys, "view run --terminal")
-    assert code == 0 and "Update 2" in out and "Update 1" not in out
+    for more in ("", " --update last"):
+        code, out, _ = say(capsys, "view run --terminal" + more)
+        assert code == 0 and "Update 2" in out and "Update 1" not in out
     code, _, err = say(capsys, "view run --update 7")
     assert code == 2 and "keeps 0 to 2" in err
     Path("ranks/rollouts").mkdir(parents=True)
