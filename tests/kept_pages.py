@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from importlib import import_module
 
 from rlhf_nb.cli import COMMANDS
@@ -20,6 +22,17 @@ COMPLETION = """_rlhf_nb() {{
 complete -o default -F _rlhf_nb rlhf-nb"""
 
 
+def required_of(remarks: Mapping[str, str]) -> dict[str, list[str]]:
+    "What is missing -> the names that are each enough."
+    required: dict[str, list[str]] = {}
+    for option, remark in remarks.items():
+        others = remark.partition(", or ")[2]
+        enough = [option, *re.findall(r"\w+", others)]
+        if "required" in remark and not any(option in names for names in required.values()):
+            required[f"--{option} is missing" + f" (or {others})" * bool(others)] = enough
+    return required
+
+
 def kept_pages() -> dict:
     "Of each command: its page of help, the names of its own options, those that are required."
     pages = {}
@@ -29,9 +42,11 @@ def kept_pages() -> dict:
         pages[name] = dict(
             page=page_of(parser.about, parser.known, parser.theirs, False),
             names=[x for x in flags if x not in parser.theirs],
-            trains=bool(parser.theirs),
-            required={x: y for x, y in parser.about.required.items() if "required" in y},
+            trains=name == "replay" or bool(parser.theirs),
+            required=required_of(parser.about.required),
+            refused=[],
         )
+    pages["replay"]["refused"] = pages["ppo"]["names"]  # by the command itself, which says why
     lines = [f'{x}) words="--{" --".join(y["names"])}" ;;' for x, y in pages.items()]
     made = COMPLETION.format(commands=" ".join(pages), options="\n    ".join(lines))
     return pages | dict(completion=made)

@@ -14,7 +14,7 @@ from rlhf_nb import __version__
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.files import check_place, no_disk, unwritten
 from rlhf_nb.base.terminal import harmless, harmless_record, unbroken
-from rlhf_nb.cli.quick import answer, kept
+from rlhf_nb.cli.quick import answered, kept
 
 __all__ = ["COMMANDS", "RECIPES", "main"]
 
@@ -91,8 +91,8 @@ def main(words: list[str] | None = None) -> int:
         logging.lastResort.addFilter(harmless_record)
     try:
         check_place()
-        if name != "launch" and (code := answer(name, words[1:])) is not None:
-            return code
+        if name != "launch" and answered(name, words[1:]):
+            return 0
         module = import_module(f"rlhf_nb.cli.{'recipes' if name == 'launch' else name}")
         run = module.launch if name == "launch" else getattr(module, f"{name}_command")
         return run(words[1:]) or 0

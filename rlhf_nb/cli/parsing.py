@@ -99,16 +99,10 @@ class Parser(HfArgumentParser):
         self.known.setdefault(action.dest, action)
         return action
 
-    def suggest(self, name: str, before: str = "") -> str:
-        "What an unknown option is called here, or the nearest one."
-        of_ppo = "ppo" in (self.prog.split()[1], self.about.section)
-        known = [x for x in self.known if before or x not in ALONE]
-        return suggestion(name, known, of_ppo, before)
-
     def error(self, message: str) -> NoReturn:
         "What is wrong and how to fix it, on one line; exit code 2."
         if unknown := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
-            message += "." + self.suggest(unknown[1].removeprefix("--"), "--")
+            message += "." + suggestion(unknown[1][2:], self.known, "--")
         elif wrong := re.match(r"argument --(\w+).*: invalid choice: '([^']*)'", message):
             choices = list(map(str, self.known[wrong[1]].choices or []))
             some = ", ".join(choices[:8]) + ", ..." * (len(choices) > 8)
@@ -152,7 +146,8 @@ class Parser(HfArgumentParser):
             if name in ALONE:
                 self.error(f"{key} is for the command line alone: leave it out of the file")
             if name not in self.known:
-                self.error(f"unknown key {key!r}.{self.suggest(key)}")
+                known = [x for x in self.known if x not in ALONE]
+                self.error(f"unknown key {key!r}.{suggestion(key, known)}")
             if isinstance(value, list) and self.known[name].nargs != "+":
                 self.error(f"{key} takes one value, not a list")
             texts = [
