@@ -130,4 +130,6 @@ def plot_command(words: Sequence[str]) -> None:
     if twice := len(options.runs) - len(of_run):
         print(f"{twice} of the runs were given before, and are left out.")
     where = harmless(f"{output}.png and {output}.svg")
-    print(f"rlhf-nb plot: {len(metrics)} metrics of {len(of_run)} runs in {where}")
+    counts = (len(metrics), "metric"), (len(of_run), "run")
+    told = " of ".join(f"{n} {what}" + "s" * (n != 1) for n, what in counts)
+    print(f"rlhf-nb plot: {told} in {where}")
