@@ -11,7 +11,6 @@ from rlhf_nb.cli import COMMANDS
 from rlhf_nb.cli.help import page_of
 from rlhf_nb.cli.quick import __file__ as QUICK
 
-
 COMPLETION = """_rlhf_nb() {{
   local words="{commands} launch"
   [ "$COMP_CWORD" -gt 1 ] && case "${{COMP_WORDS[1]}}" in

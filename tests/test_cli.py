@@ -370,8 +370,6 @@ BAD_LINES = {  # words: what is said. Files and folders that cannot be read are 
     "ppo BY nothing:here OUT": "No module named 'nothing'",
     "ppo BY math:pi OUT": "math has no function pi (pi is float).",
     "ppo": "--dataset_name is missing; --model_name_or_path is missing (or --sft_model_path); --rew",
-    "preflight --nope": "unrecognized arguments: --nope",
-    "demo --lr 1": "unrecognized arguments: --lr",
     "reward --lr 1": "Did you mean --learning_rate?",
     "trian": "Did you mean sft, reward or ppo?",
     "ppo BY gold --kl_coef x": "invalid float value: 'x'",
