@@ -406,6 +406,10 @@ def strict(prompts, responses):
         (dict(a=likes_c), "reward_model is {"),
         ([likes_c, None], "reward_model is None"),
         (strict, "reward function strict .* unexpected keyword argument 'extra'"),
+        (
+            lambda texts: [0.0] * len(texts),
+            r"takes \(texts\): give it the arguments \(prompts, resp",
+        ),
     ],
 )
 def test_what_cannot_judge_is_refused(ppo, reward, complaint):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import bz2
 import copy
 import gzip
+import inspect
 import json
 import lzma
 import shutil
@@ -149,6 +150,22 @@ def test_lists_of_any_kind_are_taken():
     for returned in (*mixed, *kinds, *tensors):
         scores = call_reward(named(lambda prompts, responses: returned), TEXTS, TEXTS, {})  # noqa: B023
         assert scores.tolist() == [1.0, 2.0], returned
+
+
+# catches: prompts scored for responses, in the order of another signature
+def test_a_function_of_trl_or_of_another_order_gets_the_responses():
+    for function in (
+        lambda completions, **columns: [len(x) for x in completions],
+        lambda completions: [len(x) for x in completions],
+        lambda completions, extra, **columns: [len(x) for x in completions],
+        lambda extra, prompts, completions: [len(x) for x in completions],
+        lambda responses, prompts, extra: [len(x) for x in responses],
+        lambda p, *answers, **columns: [len(x) for x in answers[0]],
+        lambda posts, completions, /, **completion: [len(x) for x in completions],
+    ):
+        takes = {*inspect.signature(function).parameters}
+        columns = {"extra": [0, 0]} if takes & {"extra", "columns"} else {}
+        assert call_reward(function, TEXTS, ["a", "abc"], columns).tolist() == [1, 3]
 
 
 def named(function):

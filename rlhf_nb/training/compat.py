@@ -40,6 +40,12 @@ IMPORTS = renames("PPOv2Trainer=PPOTrainer PPOv2Config=PPOConfig") | {  # names 
     "get_dataset": "load_dataset of datasets",
     "set_seed": "set_seed of transformers",
 }
+for name in ("GRPO", "RLOO"):
+    IMPORTS |= {
+        f"{name}{kind}": f"PPO{kind}; advantage_estimator='{name.lower()}' of PPOConfig, with 2 or "
+        "more num_generations, makes it one"
+        for kind in ("Trainer", "Config")
+    }
 TRAINER = renames(  # keywords of PPOTrainer
     "config=args tokenizer=processing_class policy=model ref_policy=ref_model "
     "dataset=train_dataset reward_fn=reward_model reward_funcs=reward_model "
