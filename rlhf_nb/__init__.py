@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlhf_nb.rollout import Rollout
     from rlhf_nb.sft import SFTConfig, SFTTrainer
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
+    from rlhf_nb.training.saving import rollouts
     from rlhf_nb.ui.dashboard import LiveDashboard
     from rlhf_nb.ui.preferences import label_preferences
     from rlhf_nb.ui.viewer import browse, view
@@ -38,6 +39,7 @@ _MODULES = dict(
     label_preferences="ui.preferences",
     preflight="diagnose.preflight",
     replay="diagnose.replay",
+    rollouts="training.saving",
     view="ui.viewer",
 )
 _SCRIPTS = (  # of people's own, with other import lines alone
@@ -65,6 +67,7 @@ __all__ = [
     "label_preferences",
     "preflight",
     "replay",
+    "rollouts",
     "view",
 ]
 

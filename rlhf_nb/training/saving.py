@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -100,6 +101,29 @@ def left_out(path: Path, update: int | None = None) -> str:
     left = [file for file, its, _ in _named(path) if update in (None, its) and its not in there]
     why = "damaged, or not yet written as a whole" if left and left[0].stat().st_size else "empty"
     return f" {left[0].name} is left out: it is {why}." if left else ""
+
+
+def rollouts(
+    run: str | Path,  # a folder: output_dir of a run with save_rollouts=True, or of `rlhf-nb demo`
+    tokens: bool = False,  # one row per token instead of one per episode
+) -> pd.DataFrame:  # first columns: update, episode (its place in the update, ranks in order)
+    "The episodes of all updates of a run. Raises ValueError where it kept none."
+    frames = []
+    for update, files in rollout_files(Path(run)).items():
+        r = merge_rollouts([Rollout.load(file) for file in files])
+        frame = (r.by_token() if tokens else r.episodes()).rename(
+            columns=dict(update="data/update")
+        )
+        frame.insert(0, "update", update)
+        if not tokens:
+            frame.insert(1, "episode", range(len(r)))
+        frames.append(frame)
+    if not frames:
+        raise ValueError(
+            f"{run} keeps no rollouts: give the output_dir of a run with save_rollouts=True."
+            f"{left_out(Path(run))}"
+        )
+    return pd.concat(frames, ignore_index=True)
 
 
 def _is_complete(path: Path, fresh: float = 60.0) -> bool:
