@@ -182,16 +182,12 @@ def called_with(
     """How a function gets prompts and responses: in this order, or by name where its signature has
     `responses`, or as for trl `completions`, in another place than the second."""
     takes = _parameters(function)
-    by_name = [name for name, p in takes.items() if p.kind in _BY_NAME]
-    answer = next((name for name in ("responses", "completions") if name in by_name), "")
-    second = [*takes.values()][1:2]
-    if not answer or any(p.name == answer and p.kind is not p.KEYWORD_ONLY for p in second):
+    by_place = [p.name for p in takes.values() if p.kind is not p.KEYWORD_ONLY]
+    answer = next((name for name in ("responses", "completions") if name in takes), "")
+    if not answer or by_place[1:2] == [answer]:
         return [prompts, responses], {}
-    asked = "prompts" in by_name or any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    asked = "prompts" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
     return [], {answer: responses} | (dict(prompts=prompts) if asked else {})
-
-
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def _parameters(function: Rewarder) -> Mapping[str, inspect.Parameter]:

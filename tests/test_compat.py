@@ -93,7 +93,7 @@ def test_new_names_exist():
     for old in ("PPOv2Trainer", "PPOv2Config", "SIMPLE_QUERY_CHAT_TEMPLATE"):
         assert getattr(rlhf_nb, IMPORTS[old])
     for name in ("GRPO", "RLOO"):
-        assert f"PPOTrainer; advantage_estimator='{name.lower()}'" in IMPORTS[f"{name}Trainer"]
+        assert f"PPOTrainer with advantage_estimator='{name.lower()}'" in IMPORTS[f"{name}Trainer"]
         assert name.lower() in ESTIMATORS
 
 

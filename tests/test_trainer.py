@@ -30,6 +30,7 @@ from ppo_fixtures import (
 )
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import notebook
 
 import rlhf_nb.ppo
 import rlhf_nb.training.layout
@@ -37,8 +38,10 @@ from rlhf_nb.checkpoint import verify
 from rlhf_nb.models import scorer_from
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.training import loop
 from rlhf_nb.training.layout import Offloaded
 from rlhf_nb.training.model_loading import tiny_policy
+from rlhf_nb.ui.shown import PROGRESS, updates_markup
 
 # The twenty faults of the published trainer have their tests in test_published_faults.py.
 
@@ -344,6 +347,27 @@ def test_stepping_by_hand(ppo, steps):
     )
     r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:8])))
     assert math.isfinite(trainer.update(r)["loss/policy_avg"]) and len(steps) == 12
+
+
+# catches: Trainer's table of losses, which PPO does not log; an alarm that nobody sees
+def test_a_notebook_shows_what_to_look_at(ppo, monkeypatch):
+    monkeypatch.setattr(loop, "is_in_notebook", lambda: True)
+    seen: list[str] = []
+    monkeypatch.setattr(notebook.disp, "display", lambda x, **_: seen.append(x._repr_html_()))
+    parts = dict(callbacks=[notebook.NotebookProgressCallback()])
+    trainer = ppo(parts=parts, num_sample_generations=1)
+    trainer.train()
+    assert "value='0' max='3'" in seen[0] and "<th>" not in seen[0]
+    heads = "update", "score", "KL (nats)", "length (tokens)", "clipped", "sample score"
+    assert [f"<th>{head}</th>" in seen[-1] for head in heads] == [True] * 6
+    scores = [f"{log['objective/raw_scores']:.2f}".replace("-", "−") for log in logs(trainer)]
+    assert (
+        all(f"<td>{score}</td>" in seen[-1] for score in scores) and "Training Loss" not in seen[-1]
+    )
+    runaway = {i: dict.fromkeys(PROGRESS, i) | dict(step=i) for i in range(40)}
+    text = repr(updates_markup("", runaway))
+    assert "12 of 40 logs" in text and "▲ Alarm. Update" in text
+    assert repr(trainer) == trainer.describe()
 
 
 # catches: rows that are left out, samples that do not come at the end of the run too

@@ -183,7 +183,7 @@ def report_completions(
             print_table(frame, f"completions ({kind}) after update {step}{of_set}")
     prefix = f"{kind}_{name}" if name else kind
     metrics = {
-        f"{prefix}_score": frame["score"].mean(),
+        f"{prefix}_score": float(frame["score"].mean()),
         f"{prefix}_length": sum(completions.lengths) / len(frame),
         f"{prefix}_stopped": sum(completions.stopped) / len(frame),
     }

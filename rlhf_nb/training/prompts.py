@@ -281,19 +281,13 @@ def check_taken(data: Dataset, functions: Mapping[str, Callable], complete: bool
         made = dict.fromkeys({"response_ids", "offsets", "environments"} & {*signature.parameters})
         first, named = called_with(function, [], [])
         try:
-            signature.bind_partial(*first, **named)
-        except TypeError as error:
-            raise ValueError(
-                f"reward function {name} takes {signature}: give it the arguments (prompts, "
-                "responses, **columns), or as in trl (completions, **columns)."
-            ) from error
-        try:
             bind = signature.bind if complete else signature.bind_partial
             bind(*first, **named, **(made | others))
         except TypeError as error:
             raise ValueError(
-                f"reward function {name} is called as f(prompts, responses, **columns) with the "
-                f"columns {[*others]}: {error}. Rename, add or remove columns, or take **columns."
+                f"reward function {name}{signature} is called as f(prompts, responses, **columns), "
+                f"or as in trl f(completions, **columns), with the columns {[*others]}: {error}. "
+                "Give it these arguments; rename, add or remove columns, or take **columns."
             ) from error
 
 

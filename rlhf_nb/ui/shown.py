@@ -9,7 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from rlhf_nb.ui.html import Html, element
+from rlhf_nb.training.alarms import hacking_alarms
+from rlhf_nb.ui.html import Html, element, number_text, percent
+from rlhf_nb.ui.run_files import spread
 from rlhf_nb.ui.viz import episode_table
 
 
@@ -27,6 +29,40 @@ def metrics_markup(metrics: Mapping[str, float]) -> str:
     rows = [(*name.rpartition("/")[::2], value) for name, value in metrics.items()]
     frame = pd.DataFrame(rows, columns=["group", "metric", "value"])
     return frame.to_html(index=False, float_format=lambda x: f"{x:.4g}")
+
+
+PROGRESS = {  # metric of the log -> head of its column
+    "objective/raw_scores": "score",
+    "objective/kl": "KL (nats)",
+    "tokens/response_length": "length (tokens)",
+    "policy/clipfrac_avg": "clipped",
+}
+
+
+def updates_markup(bar: str, logs: Mapping[int, Mapping[str, float]], most: int = 12) -> Html:
+    "The progress of a run, of what it logged by update: a bar, a table, an alarm."
+    scores = dict.fromkeys(name for log in logs.values() for name in log if name.endswith("_score"))
+    heads, kept = PROGRESS | {name: name.replace("_", " ") for name in scores}, [*logs.items()]
+    show = lambda name, x: percent(x) if "clipfrac" in name else number_text(x)
+    rows = [
+        dict(update=str(update)) | {heads[name]: show(name, log.get(name)) for name in heads}
+        for update, log in (kept[i] for i in spread(len(kept), most))
+    ]
+    updates = [log for log in logs.values() if {*PROGRESS} <= log.keys()]
+    alarms = hacking_alarms(pd.DataFrame(updates)) if len(updates) > 1 else []
+    return element(
+        "div",
+        bar,
+        pd.DataFrame(rows).to_html(index=False) if rows else "",
+        *[element("p", element("b", "▲ Alarm. "), escape(str(alarm))) for alarm in alarms[:1]],
+        element("p", f"{len(rows)} of {len(kept)} logs. " * (len(kept) > most), _MORE),
+    )
+
+
+_MORE = (
+    "Curves and episodes as it trains: callbacks=[rlhf_nb.LiveDashboard()]. Afterwards, with "
+    "save_rollouts=True: rlhf_nb.browse(output_dir)."
+)
 
 
 def win_rate_markup(report: str) -> Html:
