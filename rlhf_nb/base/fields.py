@@ -11,6 +11,7 @@ from functools import lru_cache
 from math import inf, isfinite
 from numbers import Integral, Real
 from os import PathLike
+from textwrap import wrap
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -199,6 +200,18 @@ def facts_of(kind: type) -> dict[str, Facts]:
 def settings_that_say(kind: type, *words: str) -> list[str]:
     "The settings of a configuration that say one of these of themselves, in their order."
     return [name for name, facts in facts_of(kind).items() if facts.words & {*words}]
+
+
+def settings_text(kind: type) -> str:
+    "The package's own settings of a configuration, by phase: name, default, help."
+    ours = (part.__annotations__ for part in kind.__mro__ if part.__module__.startswith("rlhf_nb"))
+    own, facts = set[str]().union(*ours), facts_of(kind)
+    phases: dict[str, list[str]] = {}
+    for f in fields(kind):
+        if f.name in own:
+            text = f"  {f.name} = {f.default!r}: {f.metadata['help']}"
+            phases.setdefault(facts[f.name].phase, []).extend(wrap(text, subsequent_indent="    "))
+    return "\n".join(f"\n{phase}:\n" + "\n".join(lines) for phase, lines in phases.items())
 
 
 # ---- What a setting may be ----

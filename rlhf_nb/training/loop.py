@@ -27,6 +27,7 @@ from rlhf_nb.base.terminal import harmless
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.moments import RunningMoments
 from rlhf_nb.sampling import Sampling
+from rlhf_nb.training.alarms import alarms_of
 from rlhf_nb.training.build import check_value_rate, split_groups
 from rlhf_nb.training.compat import published_attribute
 from rlhf_nb.training.config import PPOConfig
@@ -210,10 +211,14 @@ class UpdateTrainer(SealedTrainer):
         self.notify("ppo_begin", self)
         set_seed(self.args.seed)  # whatever was drawn since the trainer was made
         try:
-            return super().train(*given, **more)
+            result = super().train(*given, **more)
         except BaseException as error:
             self.notify("ppo_end", error)
             raise
+        if not is_in_notebook() and self.is_world_process_zero():  # a notebook shows it before
+            for alarm in alarms_of(self.state.log_history)[:1]:
+                self.say(f"Alarm. {alarm}")
+        return result
 
     def say(self, text: str) -> None:
         "A line that a user sees, or a log where there are no bars."

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from rlhf_nb.training.alarms import hacking_alarms
+from rlhf_nb.training.alarms import alarms_of
 from rlhf_nb.ui.html import Html, element, number_text, percent
 from rlhf_nb.ui.run_files import spread
 from rlhf_nb.ui.viz import episode_table
@@ -48,8 +48,7 @@ def updates_markup(bar: str, logs: Mapping[int, Mapping[str, float]], most: int 
         dict(update=str(update)) | {heads[name]: show(name, log.get(name)) for name in heads}
         for update, log in (kept[i] for i in spread(len(kept), most))
     ]
-    updates = [log for log in logs.values() if {*PROGRESS} <= log.keys()]
-    alarms = hacking_alarms(pd.DataFrame(updates)) if len(updates) > 1 else []
+    alarms = alarms_of(logs.values())
     return element(
         "div",
         bar,
