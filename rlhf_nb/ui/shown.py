@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from rlhf_nb.training.alarms import alarms_of
 from rlhf_nb.ui.html import Html, element, number_text, percent
-from rlhf_nb.ui.run_files import spread
 from rlhf_nb.ui.viz import episode_table
 
 
@@ -43,10 +43,11 @@ def updates_markup(bar: str, logs: Mapping[int, Mapping[str, float]], most: int 
     "The progress of a run, of what it logged by update: a bar, a table, an alarm."
     scores = dict.fromkeys(name for log in logs.values() for name in log if name.endswith("_score"))
     heads, kept = PROGRESS | {name: name.replace("_", " ") for name in scores}, [*logs.items()]
+    places = np.linspace(0, len(kept) - 1, min(most, len(kept))).round().astype(int)
     show = lambda name, x: percent(x) if "clipfrac" in name else number_text(x)
     rows = [
         dict(update=str(update)) | {heads[name]: show(name, log.get(name)) for name in heads}
-        for update, log in (kept[i] for i in spread(len(kept), most))
+        for update, log in (kept[i] for i in places)
     ]
     alarms = alarms_of(logs.values())
     return element(
