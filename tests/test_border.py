@@ -406,10 +406,7 @@ def strict(prompts, responses):
         (dict(a=likes_c), "reward_model is {"),
         ([likes_c, None], "reward_model is None"),
         (strict, "reward function strict.* unexpected keyword argument 'extra'"),
-        (
-            lambda texts: [0.0] * len(texts),
-            r"lambda>\(texts\) is called as f\(prompts, resp",
-        ),
+        (lambda texts: [0.0] * len(texts), r"lambda>\(texts\) is called as f\(prompts,"),
     ],
 )
 def test_what_cannot_judge_is_refused(ppo, reward, complaint):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import bz2
 import copy
 import gzip
-import inspect
 import json
 import lzma
 import shutil
@@ -156,16 +155,15 @@ def test_lists_of_any_kind_are_taken():
 def test_a_function_of_trl_or_of_another_order_gets_the_responses():
     for function in (
         lambda completions, **columns: [len(x) for x in completions],
-        lambda completions: [len(x) for x in completions],
         lambda completions, extra, **columns: [len(x) for x in completions],
         lambda extra, prompts, completions: [len(x) for x in completions],
         lambda responses, prompts, extra: [len(x) for x in responses],
         lambda p, *answers, **columns: [len(x) for x in answers[0]],
         lambda posts, completions, /, **completion: [len(x) for x in completions],
     ):
-        takes = {*inspect.signature(function).parameters}
-        columns = {"extra": [0, 0]} if takes & {"extra", "columns"} else {}
-        assert call_reward(function, TEXTS, ["a", "abc"], columns).tolist() == [1, 3]
+        scores = call_reward(function, TEXTS, ["a", "abc"], dict(extra=[0, 0]))
+        assert scores.tolist() == [1, 3]
+    assert call_reward(lambda completions: completions, TEXTS, [1, 3], {}).tolist() == [1, 3]
 
 
 def named(function):

@@ -539,10 +539,7 @@ def test_the_rollouts_of_a_run_are_one_frame(tmp_path):
         r.save(tmp_path / "rollouts" / f"{name}.safetensors")
     of_episodes, of_tokens = rollouts(str(tmp_path)), rollouts(tmp_path, tokens=True)
     assert [*of_episodes["update"]] == [0] * 10 + [7] * 10
-    assert [*of_episodes.episode] == [*range(10)] * 2 and [*of_episodes][:2] == [
-        "update",
-        "episode",
-    ]
+    assert [*of_episodes.episode] == [*range(10)] * 2 and of_episodes.columns[0] == "update"
     assert [*of_episodes["data/update"]] == [*"abcde"] * 4
     assert of_episodes.score.tolist() == r.episodes().score.tolist() * 4
     lengths = of_tokens.groupby(["update", "episode"]).size()
