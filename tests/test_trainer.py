@@ -358,10 +358,10 @@ def test_a_notebook_shows_what_to_look_at(ppo, monkeypatch):
     trainer = ppo.trained(parts=parts, num_sample_generations=1)
     assert "value='0' max='3'" in seen[0] and "<th>" not in seen[0]
     heads = re.findall("<th>(.*)</th>", seen[-1])
-    assert heads == ["update", *PROGRESS.values(), "sample score"]
+    assert heads == [*PROGRESS.values(), "sample_score"]
     scores = [f"{log['objective/raw_scores']:.2f}".replace("-", "−") for log in logs(trainer)]
     assert {*scores} <= {*re.findall("<td>(.*)</td>", seen[-1])}
-    runaway = {i: dict.fromkeys(PROGRESS, i) | dict(step=i) for i in range(40)}
+    runaway = [dict.fromkeys(PROGRESS, i) for i in range(40)]
     text = repr(updates_markup("", runaway))
     assert "12 of 40 logs" in text and "▲ Alarm. Update" in text
 

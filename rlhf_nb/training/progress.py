@@ -10,9 +10,7 @@ from transformers.utils import notebook
 class UpdateTracker(notebook.NotebookTrainingTracker):
     "A bar, and what was logged."
 
-    def __init__(self, updates: int):
-        super().__init__(updates)
-        self.logs: dict[int, dict[str, float]] = {}  # by update
+    state: Any  # of the trainer
 
     def display(self) -> None:
         child = self.child_bar  # of an evaluation
@@ -23,13 +21,10 @@ class UpdateTracker(notebook.NotebookTrainingTracker):
         else:
             self.output.update(self)
 
-    def __repr__(self) -> str:
-        return f"update {self.value} of {self.total}"
-
     def _repr_html_(self) -> str:
         from rlhf_nb.ui.shown import updates_markup  # a view, when something is shown
 
-        return updates_markup(self.html_code, self.logs)
+        return updates_markup(self.html_code, self.state.log_history)
 
 
 class UpdateTable(notebook.NotebookProgressCallback):
@@ -41,12 +36,11 @@ class UpdateTable(notebook.NotebookProgressCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.training_tracker = UpdateTracker(state.max_steps)
+        self.training_tracker.state = state
         self.training_tracker.update(state.global_step)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        if self.training_tracker is not None and "train_runtime" not in logs:
-            log = self.training_tracker.logs.setdefault(state.global_step, {})
-            log.update(logs, step=state.global_step)
+    def on_log(self, *_: Any, **__: Any) -> None:  # type: ignore[override]
+        if self.training_tracker is not None:
             self.training_tracker.display()
 
 

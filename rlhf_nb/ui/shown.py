@@ -32,6 +32,7 @@ def metrics_markup(metrics: Mapping[str, float]) -> str:
 
 
 PROGRESS = {  # metric of the log -> head of its column
+    "step": "update",
     "objective/raw_scores": "score",
     "objective/kl": "KL (nats)",
     "tokens/response_length": "length (tokens)",
@@ -39,24 +40,19 @@ PROGRESS = {  # metric of the log -> head of its column
 }
 
 
-def updates_markup(bar: str, logs: Mapping[int, Mapping[str, float]], most: int = 12) -> Html:
-    "The progress of a run, of what it logged by update: a bar, a table, an alarm."
-    scores = dict.fromkeys(name for log in logs.values() for name in log if name.endswith("_score"))
-    heads, kept = PROGRESS | {name: name.replace("_", " ") for name in scores}, [*logs.items()]
-    places = np.linspace(0, len(kept) - 1, min(most, len(kept))).round().astype(int)
-    show = lambda name, x: percent(x) if "clipfrac" in name else number_text(x)
-    rows = [
-        dict(update=str(update)) | {heads[name]: show(name, log.get(name)) for name in heads}
-        for update, log in (kept[i] for i in places)
-    ]
-    alarms = alarms_of(logs.values())
-    return element(
-        "div",
-        bar,
-        pd.DataFrame(rows).to_html(index=False) if rows else "",
-        *[element("p", element("b", "▲ Alarm. "), escape(str(alarm))) for alarm in alarms[:1]],
-        element("p", f"{len(rows)} of {len(kept)} logs. " * (len(kept) > most), _MORE),
-    )
+def updates_markup(bar: str, logs: Sequence[Mapping[str, Any]], most: int = 12) -> Html:
+    "The progress of a run, of what it logged: a bar, a table, an alarm."
+    table, more, alarms = "", "", alarms_of(logs)
+    if any("objective/kl" in log for log in logs):
+        steps = pd.DataFrame(logs).groupby("step", as_index=False).first()
+        names = [*PROGRESS, *(name for name in map(str, steps) if name.endswith("_score"))]
+        places = np.linspace(0, len(steps) - 1, min(most, len(steps))).round().astype(int)
+        shown = steps.iloc[places].filter(names).rename(columns=PROGRESS)
+        how: dict[str, Any] = dict(formatters=dict(clipped=percent), float_format=number_text)
+        table = shown.to_html(index=False, na_rep="–", **how)
+        more = f"{len(shown)} of {len(steps)} logs. " * (len(steps) > most)
+    lines = [element("p", element("b", "▲ Alarm. "), escape(str(alarm))) for alarm in alarms[:1]]
+    return element("div", bar, table, *lines, element("p", more, _MORE))
 
 
 _MORE = (
