@@ -21,6 +21,9 @@ class UpdateTracker(notebook.NotebookTrainingTracker):
         else:
             self.output.update(self)
 
+    def __repr__(self) -> str:
+        return f"PPO {self.label}"
+
     def _repr_html_(self) -> str:
         from rlhf_nb.ui.shown import updates_markup  # a view, when something is shown
 
