@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from functools import lru_cache
+from inspect import cleandoc
 from math import inf, isfinite
 from numbers import Integral, Real
 from os import PathLike
@@ -202,16 +203,19 @@ def settings_that_say(kind: type, *words: str) -> list[str]:
     return [name for name, facts in facts_of(kind).items() if facts.words & {*words}]
 
 
-def settings_text(kind: type) -> str:
-    "The package's own settings of a configuration, by phase: name, default, help."
+def explain_settings(kind: type) -> type:
+    "Class decorator: the docstring lists the package's own settings, by phase, with their help."
     ours = (part.__annotations__ for part in kind.__mro__ if part.__module__.startswith("rlhf_nb"))
     own, facts = set[str]().union(*ours), facts_of(kind)
     phases: dict[str, list[str]] = {}
     for f in fields(kind):
         if f.name in own:
-            text = f"  {f.name} = {f.default!r}: {f.metadata['help']}"
-            phases.setdefault(facts[f.name].phase, []).extend(wrap(text, subsequent_indent="    "))
-    return "\n".join(f"\n{phase}:\n" + "\n".join(lines) for phase, lines in phases.items())
+            text = f"      {f.name} = {f.default!r}: {f.metadata['help']}"
+            lines = wrap(text, 80, subsequent_indent=" " * 10)
+            phases.setdefault(facts[f.name].phase, []).extend(lines)
+    parts = ("\n".join([f"    {phase}:", *lines]) for phase, lines in phases.items())
+    kind.__doc__ = "\n\n".join([cleandoc(kind.__doc__ or ""), "::", *parts])
+    return kind
 
 
 # ---- What a setting may be ----

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from numbers import Integral
-from textwrap import indent
 from typing import Annotated, Any, Literal
 
 import torch
@@ -21,8 +20,8 @@ from rlhf_nb.base.fields import (
     Positive,
     Range,
     check_fields,
+    explain_settings,
     setting,
-    settings_text,
     settings_that_say,
 )
 from rlhf_nb.estimators import ESTIMATORS
@@ -67,6 +66,7 @@ def check_args(args: Any, kind: type) -> None:
         raise TypeError(f"args is {type(args).__name__}: give {kind.__name__}(output_dir=...).")
 
 
+@explain_settings
 @old_names
 @dataclass
 class PPOConfig(Objective, CheckedArguments):
@@ -383,7 +383,6 @@ class PPOConfig(Objective, CheckedArguments):
         return {name: getattr(x, "value", x) for name, x in settings.items() if x is not None}
 
 
-PPOConfig.__doc__ = f"{PPOConfig.__doc__}\n\n::\n{indent(settings_text(PPOConfig), '    ')}"
 RECIPE = (
     "learning_rate lr_scheduler_type optim max_grad_norm weight_decay bf16 "
     "per_device_train_batch_size gradient_accumulation_steps world_size batch_size mini_batch_size"
