@@ -12,7 +12,6 @@ from inspect import cleandoc
 from math import inf, isfinite
 from numbers import Integral, Real
 from os import PathLike
-from textwrap import wrap
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -211,10 +210,9 @@ def explain_settings(kind: type) -> type:
     for f in fields(kind):
         if f.name in own:
             text = f"      {f.name} = {f.default!r}: {f.metadata['help']}"
-            lines = wrap(text, 80, subsequent_indent=" " * 10)
-            phases.setdefault(facts[f.name].phase, []).extend(lines)
-    parts = ("\n".join([f"    {phase}:", *lines]) for phase, lines in phases.items())
-    kind.__doc__ = "\n\n".join([cleandoc(kind.__doc__ or ""), "::", *parts])
+            phases.setdefault(facts[f.name].phase, []).append(text)
+    parts = ("\n".join([f"{phase}:", *lines]) for phase, lines in phases.items())
+    kind.__doc__ = "\n\n".join([cleandoc(kind.__doc__ or ""), *parts])
     return kind
 
 
