@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlhf_nb.rollout import Rollout
     from rlhf_nb.sft import SFTConfig, SFTTrainer
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
+    from rlhf_nb.training.saving import rollouts
     from rlhf_nb.ui.dashboard import LiveDashboard
     from rlhf_nb.ui.preferences import label_preferences
     from rlhf_nb.ui.viewer import browse, view
@@ -36,6 +37,7 @@ _NAMES = {  # module -> its names
     "rollout": "Rollout",
     "sft": "SFTConfig SFTTrainer",
     "trainer": "PPOConfig PPOTrainer",
+    "training.saving": "rollouts",
     "ui.dashboard": "LiveDashboard",
     "ui.preferences": "label_preferences",
     "ui.viewer": "browse view",
@@ -61,6 +63,7 @@ __all__ = [
     "label_preferences",
     "preflight",
     "replay",
+    "rollouts",
     "view",
 ]
 

@@ -151,6 +151,21 @@ def test_lists_of_any_kind_are_taken():
         assert scores.tolist() == [1.0, 2.0], returned
 
 
+# catches: prompts scored for responses, in the order of another signature
+def test_a_function_of_trl_or_of_another_order_gets_the_responses():
+    for function in (
+        lambda completions, **columns: [len(x) for x in completions],
+        lambda completions, extra, **columns: [len(x) for x in completions],
+        lambda extra, prompts, completions: [len(x) for x in completions],
+        lambda responses, prompts, extra: [len(x) for x in responses],
+        lambda p, *answers, **columns: [len(x) for x in answers[0]],
+        lambda posts, completions, /, **completion: [len(x) for x in completions],
+    ):
+        scores = call_reward(function, TEXTS, ["a", "abc"], dict(extra=[0, 0]))
+        assert scores.tolist() == [1, 3]
+    assert call_reward(lambda completions: completions, TEXTS, [1, 3], {}).tolist() == [1, 3]
+
+
 def named(function):
     function.__name__ = "judge"
     return function

@@ -24,6 +24,7 @@ from rlhf_nb.rollout import (
 )
 from rlhf_nb.sampling import Sampling, draw_tokens
 from rlhf_nb.training.model_loading import train_bpe_tokenizer
+from rlhf_nb.training.saving import rollouts
 
 V, PAD, STOP = 12, 0, 1
 SMALL = dict(num_hidden_layers=2, max_position_embeddings=48, initializer_range=0.4)
@@ -487,3 +488,23 @@ def test_a_foreign_file_is_refused(tmp_path):
         Rollout.load(tmp_path / "x.safetensors")
     with pytest.raises(FileNotFoundError):
         Rollout.load(tmp_path / "nowhere.safetensors")
+    with pytest.raises(ValueError, match="is a folder: .*update-00000.*rlhf_nb.rollouts"):
+        Rollout.load(tmp_path)
+
+
+# catches: ranks that are left out or taken for updates; a column of the prompts in place of ours
+def test_the_rollouts_of_a_run_are_one_frame(tmp_path):
+    with pytest.raises(ValueError, match="keeps no rollouts: .*save_rollouts=True"):
+        rollouts(tmp_path)
+    r = filled(5).with_(columns=dict(update=[*"abcde"]))
+    names = "update-00000-rank0", "update-00000-rank1", "update-00007-rank0", "update-00007-rank1"
+    (tmp_path / "rollouts").mkdir()
+    for name in names:
+        r.save(tmp_path / "rollouts" / f"{name}.safetensors")
+    of_episodes, of_tokens = rollouts(str(tmp_path)), rollouts(tmp_path, tokens=True)
+    assert [*of_episodes["update"]] == [0] * 10 + [7] * 10
+    assert [*of_episodes.episode] == [*range(10)] * 2 and of_episodes.columns[0] == "update"
+    assert [*of_episodes["data/update"]] == [*"abcde"] * 4
+    assert of_episodes.score.tolist() == r.episodes().score.tolist() * 4
+    lengths = of_tokens.groupby(["update", "episode"]).size()
+    assert lengths.tolist() == of_episodes.length.tolist()

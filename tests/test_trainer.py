@@ -29,13 +29,16 @@ from ppo_fixtures import (
 )
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import notebook
 
 import rlhf_nb.training.layout
 from rlhf_nb.checkpoint import verify
 from rlhf_nb.models import scorer_from
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.training import loop
 from rlhf_nb.training.layout import Offloaded
 from rlhf_nb.training.model_loading import tiny_policy
+from rlhf_nb.ui.shown import PROGRESS, updates_markup
 
 # The twenty faults of the published trainer have their tests in test_published_faults.py.
 
@@ -308,6 +311,33 @@ def test_stepping_by_hand(ppo, steps):
     )
     r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:8])))
     assert math.isfinite(trainer.update(r)["loss/policy_avg"]) and len(steps) == 12
+
+
+# catches: Trainer's table of losses, which PPO does not log; an alarm that nobody sees
+def test_a_notebook_shows_what_to_look_at(ppo, monkeypatch):
+    monkeypatch.setattr(loop, "is_in_notebook", lambda: True)
+    seen: list[str] = []
+    monkeypatch.setattr(notebook.disp, "display", lambda x, **_: seen.append(x._repr_html_()))
+    parts = dict(callbacks=[notebook.NotebookProgressCallback()])
+    trainer = ppo.trained(parts=parts, num_sample_generations=1)
+    assert "value='0' max='3'" in seen[0] and "<th>" not in seen[0]
+    heads = re.findall("<th>(.*)</th>", seen[-1])
+    assert heads == [*PROGRESS.values(), "sample_score"]
+    scores = [f"{log['objective/raw_scores']:.2f}".replace("-", "−") for log in logs(trainer)]
+    assert {*scores} <= {*re.findall("<td>(.*)</td>", seen[-1])}
+    runaway = [dict.fromkeys(PROGRESS, i) for i in range(40)]
+    text = repr(updates_markup("", runaway))
+    assert "12 of 40 logs" in text and "▲ Alarm. Update" in text
+
+
+# catches: a run that ends in silence on an alarm; a trainer that prints its address
+def test_a_script_hears_of_an_alarm(ppo, capsys, monkeypatch):
+    monkeypatch.setattr(loop, "alarms_of", lambda logs: [f"in {len(logs)} logs"])
+    trainer = ppo.trained(parts=dict(eval_dataset=None), disable_tqdm=False)
+    assert trainer.generate_completions() == {} and repr(trainer) == trainer.describe()
+    said = capsys.readouterr().out
+    assert "\nAlarm. in 4 logs\n" in said and "no evaluation prompts" in said
+    assert "\n      kl_coef = 0.05: Weight of the KL penalty." in type(trainer.args).__doc__
 
 
 # catches: rows that are left out, samples that do not come at the end of the run too

@@ -18,7 +18,7 @@ from rlhf_nb.packing import score_sums
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.logs import logged_rows
 from rlhf_nb.training.metrics import LOG_NAMES
-from rlhf_nb.training.saving import left_out, merge_rollouts, rollout_files
+from rlhf_nb.training.saving import kept_rollouts, merge_rollouts, rollout_files
 
 # ---- Files ----
 
@@ -192,14 +192,8 @@ class RunFolder(Updates):
     def __init__(self, path: str | Path):
         super().__init__()
         self.path = Path(path)
+        kept_rollouts(self.path)
         self.refresh()
-        if not self.files:
-            left = left_out(self.path)
-            why = " that can be read" * bool(left) if self.path.exists() else ", as it is not there"
-            raise ValueError(
-                f"{path} keeps no rollouts{why}: give the output_dir of a run with "
-                f"save_rollouts=True, or of `rlhf-nb demo`.{left}"
-            )
 
     def refresh(self) -> None:
         "Look for new files."
