@@ -18,6 +18,11 @@ setup(
     author=cfg["author"],
     author_email=cfg["author_email"],
     url=cfg["git_url"],
+    project_urls={
+        "Documentation": f"{cfg['doc_host']}{cfg['doc_baseurl']}/",
+        "Changes": f"{cfg['git_url']}/blob/{cfg['branch']}/CHANGELOG.md",
+        "Issues": f"{cfg['git_url']}/issues",
+    },
     keywords=cfg["keywords"].split(),
     license="Apache-2.0",
     classifiers=[
@@ -25,6 +30,7 @@ setup(
         "Intended Audience :: Developers",
         "Natural Language :: English",
         "Programming Language :: Python :: 3",
+        *(f"Programming Language :: Python :: {x}" for x in cfg["tested_pythons"].split()),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     packages=find_packages(include=["rlhf_nb", "rlhf_nb.*"]),
@@ -33,6 +39,7 @@ setup(
             "py.typed",
             "recipes/*",
             "ui/static/*",
+            "cli/pages.json",
             "cli/starting_model/*",
         ]
     },

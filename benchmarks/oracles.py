@@ -149,10 +149,10 @@ OURS: dict[str, Callable[[Space], Tensor]] = {
 }
 
 
-def ours(kind: str, x: Space, program: Callable | None = None) -> Tensor:
+def ours(kind: str, x: Space) -> Tensor:
     "The numbers of chosen tokens in order, or one number."
     y = beside(x)
-    return flat((program or OURS[kind])(y), y.mask)
+    return flat(OURS[kind](y), y.mask)
 
 
 def flat(out: Tensor, mask: Tensor) -> Tensor:

@@ -70,6 +70,7 @@ exclude_patterns = [
 mathjax_path = "mathjax/tex-chtml.js"
 html_css_files = ["theme.css", "explorers.css", "site.css"]
 html_js_files = [("explorers.js", {"defer": "defer"}), "site.js"]
+html_search_scorer = str(HERE / "scorer.js")
 html_show_search_summary = False  # a page that is read from disk may not fetch another
 html_use_index = False  # the front page of the reference has every name
 html_domain_indices = False

@@ -21,30 +21,28 @@ if TYPE_CHECKING:
     from rlhf_nb.rollout import Rollout
     from rlhf_nb.sft import SFTConfig, SFTTrainer
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
+    from rlhf_nb.training.saving import rollouts
     from rlhf_nb.ui.dashboard import LiveDashboard
     from rlhf_nb.ui.preferences import label_preferences
     from rlhf_nb.ui.viewer import browse, view
 
-_MODULES = dict(
-    LiveDashboard="ui.dashboard",
-    PPOConfig="trainer",
-    PPOTrainer="trainer",
-    RewardConfig="reward",
-    RewardTrainer="reward",
-    Rollout="rollout",
-    SFTConfig="sft",
-    SFTTrainer="sft",
-    browse="ui.viewer",
-    label_preferences="ui.preferences",
-    preflight="diagnose.preflight",
-    replay="diagnose.replay",
-    view="ui.viewer",
-)
-_SCRIPTS = (  # of people's own, with other import lines alone
-    "SIMPLE_CHAT_TEMPLATE ModelConfig ScriptArguments TrlParser create_reference_model "
-    "get_kbit_device_map get_peft_config get_quantization_config"
-)
-_MODULES |= dict.fromkeys(_SCRIPTS.split(), "cli.scripts")
+_NAMES = {  # module -> its names
+    "cli.scripts": (  # of people's own, with other import lines alone
+        "SIMPLE_CHAT_TEMPLATE ModelConfig ScriptArguments TrlParser create_reference_model "
+        "get_kbit_device_map get_peft_config get_quantization_config"
+    ),
+    "diagnose.preflight": "preflight",
+    "diagnose.replay": "replay",
+    "reward": "RewardConfig RewardTrainer",
+    "rollout": "Rollout",
+    "sft": "SFTConfig SFTTrainer",
+    "trainer": "PPOConfig PPOTrainer",
+    "training.saving": "rollouts",
+    "ui.dashboard": "LiveDashboard",
+    "ui.preferences": "label_preferences",
+    "ui.viewer": "browse view",
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [
     "LiveDashboard",
     "ModelConfig",
@@ -65,6 +63,7 @@ __all__ = [
     "label_preferences",
     "preflight",
     "replay",
+    "rollouts",
     "view",
 ]
 
@@ -81,4 +80,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*__all__, *(name for name in globals() if name[0] == "_")])

@@ -425,9 +425,10 @@ class Judges:
         has conversations that the models' own tokenizer cannot write."""
         for data in sets:
             talks = isinstance(data, Dataset) and "prompt" in data.column_names
-            for i, row in enumerate(data if talks and self.models and self.tokenizer else ()):
+            tokenizer: Any = self.tokenizer if talks and self.models else None
+            for i, row in enumerate(data if tokenizer else ()):
                 options = {} if isinstance(row["prompt"], str) else template_settings(row)
-                render(row["prompt"], self.tokenizer, f"prompt {i} for the reward model", **options)
+                render(row["prompt"], tokenizer, f"prompt {i} for the reward model", **options)
         if self.ensemble is None or self.ensemble.center in ("none", "group"):
             return
         for data in sets:

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from .base.encoding import token_spans
 
 # %% auto #0
-__all__ = ['Rewarder', 'is_score', 'rewarder_name', 'Written', 'call_reward']
+__all__ = ['Rewarder', 'is_score', 'rewarder_name', 'Written', 'call_reward', 'called_with']
 
 # %% ../nbs/reference/30_reward_functions.ipynb #2d6dbdad
 Rewarder = Callable[..., list[Any]]
@@ -130,13 +130,14 @@ def call_reward(
     name = rewarder_name(function)
     prompts, given, columns = copy.deepcopy((prompts, responses, columns))
     if written is not None:
-        asked = _arguments(function) - {*columns}
+        asked = {*_parameters(function)} - {*columns}
         more = {k: get() for k, get in written.for_functions.items() if k in asked}
         columns |= copy.deepcopy(more)
         if "environments" in asked and written.environments:
             columns["environments"] = [*written.environments]
     try:
-        returned = function(prompts, given, **columns)
+        first, named = called_with(function, prompts, given)
+        returned = function(*first, **named, **columns)
     except SystemExit as error:
         raise RuntimeError(
             f"reward function {name} ended the program, sys.exit({error.code!r}): return scores, "
@@ -175,9 +176,23 @@ def call_reward(
     return torch.tensor([row + [math.nan] * (width - len(row)) for row in rows])
 
 
-def _arguments(function: Rewarder) -> set[str]:
-    "The names of a function's arguments; none of one that does not tell them."
+def called_with(
+    function: Rewarder, prompts: list[str], responses: list[str]
+) -> tuple[list[Any], dict[str, Any]]:  # by place, and by name
+    """How a function gets prompts and responses: in this order, or by name where its signature has
+    `responses`, or as for trl `completions`, in another place than the second."""
+    takes = _parameters(function)
+    by_place = [p.name for p in takes.values() if p.kind is not p.KEYWORD_ONLY]
+    answer = next((name for name in ("responses", "completions") if name in takes), "")
+    if not answer or by_place[1:2] == [answer]:
+        return [prompts, responses], {}
+    asked = "prompts" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    return [], {answer: responses} | (dict(prompts=prompts) if asked else {})
+
+
+def _parameters(function: Rewarder) -> Mapping[str, inspect.Parameter]:
+    "A function's parameters; none of one that does not tell them."
     try:
-        return {*inspect.signature(function).parameters}
+        return inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return set()
+        return {}

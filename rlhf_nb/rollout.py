@@ -342,6 +342,11 @@ def _misfit(r: Rollout) -> str | None:
 
 def load_rollout(path: Path) -> Rollout:
     "Read what `save_rollout` wrote. Raises ValueError if the file is damaged or is something else."
+    if path.is_dir():
+        raise ValueError(
+            f"{path} is a folder: give a file in it, such as rollouts/update-00000.safetensors, or "
+            "read all of a run by rlhf_nb.rollouts(folder)."
+        )
     try:
         with safe_open(path, "pt") as file:
             header = file.metadata() or {}

@@ -422,6 +422,8 @@ class PPOTrainer(UpdateTrainer):
         as `sample_score` of the first `rows` and `eval_score` of all."""
         data = self.eval_dataset if data is None else self.prompts.load(data, "data")
         kind = metric_key_prefix or ("sample" if sampling else "eval")
+        if data is None and self.is_world_process_zero():
+            self.say("no completions, as there are no evaluation prompts: give eval_dataset.")
         return self.evaluator.report(data, kind, rows if sampling else None)
 
     def evaluate(

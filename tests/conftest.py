@@ -3,6 +3,7 @@ to wait for."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import random
@@ -95,18 +96,18 @@ def small_args(tmp_path):
 @pytest.fixture(scope="session")
 def letters():
     "A tokenizer of single letters: <pad> is 0, <eos> is 1, a to j are 2 to 11."
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from small_models import letter_tokenizer
 
-    inner = Tokenizer(
-        models.WordLevel(
-            {word: i for i, word in enumerate(["<pad>", "<eos>", *"abcdefghij"])}, unk_token="<pad>"
-        )
-    )
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", padding_side="left"
-    )
+    return letter_tokenizer("abcdefghij")
+
+
+@pytest.fixture
+def padded_outside(letters):
+    "As of Llama 3: a tokenizer whose pad id, 12, is one beyond the 12 rows of every model here."
+    tokenizer = copy.deepcopy(letters)
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    assert tokenizer.pad_token_id == 12
+    return tokenizer
 
 
 @pytest.fixture(scope="session")

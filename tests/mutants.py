@@ -106,22 +106,18 @@ def _edits(tree: ast.FunctionDef, case: dict[str, Any]) -> Iterator[tuple[str, i
                 yield kind, i, ast.Constant(node.value * 2), around(node)
             if kind == "shift" or node.value == 1:
                 yield kind, i, ast.Constant(node.value - 1), around(node)
-        if isinstance(node, ast.BinOp):
-            for new in FLIPS.get(type(node.op), ()):
-                yield "operator", i, ast.BinOp(make(node.left), new(), make(node.right)), node
-            if isinstance(node.op, ast.Mult):
-                yield "mask", i, _call("_unmasked", make(node.left), make(node.right)), node
-        if isinstance(node, ast.BoolOp):
-            for new in FLIPS[type(node.op)]:
-                yield "operator", i, ast.BoolOp(new(), make(node.values)), node
+        op = node.op if isinstance(node, (ast.BinOp, ast.BoolOp)) else None
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            for new in FLIPS.get(type(node.ops[0]), ()):
-                yield (
-                    "operator",
-                    i,
-                    ast.Compare(make(node.left), [new()], make(node.comparators)),
-                    node,
-                )
+            op = node.ops[0]
+        for new in FLIPS.get(type(op), ()):
+            other: Any = make(node)
+            if isinstance(node, ast.Compare):
+                other.ops = [new()]
+            else:
+                other.op = new()
+            yield "operator", i, other, node
+        if isinstance(op, ast.Mult):
+            yield "mask", i, _call("_unmasked", make(node.left), make(node.right)), node
         if isinstance(node, ast.UnaryOp) and not isinstance(node.operand, ast.Constant):
             yield "operator", i, make(node.operand), node
         if isinstance(node, ast.IfExp):
@@ -190,11 +186,8 @@ MANY = 40  # of each exercise
 
 
 def _as_value(node: ast.expr) -> ast.expr:
-    return (
-        ast.Constant(None)
-        if any(isinstance(n, ast.Slice) for n in ast.walk(node))
-        else (copy.deepcopy(node))
-    )
+    sliced = any(isinstance(n, ast.Slice) for n in ast.walk(node))
+    return ast.Constant(None) if sliced else copy.deepcopy(node)
 
 
 def _calls(node: ast.Call, i: int) -> Iterator[tuple[str, int, Any, ast.AST]]:
@@ -209,18 +202,11 @@ def _calls(node: ast.Call, i: int) -> Iterator[tuple[str, int, Any, ast.AST]]:
         return other
 
     of = node.func.value if isinstance(node.func, ast.Attribute) else None
-    for new in (
-        REDUCTIONS.get(name, ())
-        if of is not None or name in ("max", "min", "sorted", "any", "all")
-        else ()
-    ):
+    known = of is not None or name in ("max", "min", "sorted", "any", "all")
+    for new in REDUCTIONS.get(name, ()) if known else ():
         yield "reduction", i, renamed(new), node
-    if (
-        name in DIMMED - {"cat", "stack"}
-        and of is not None
-        and (node.args or node.keywords)
-        and name != "cumsum"
-    ):
+    dimmed = name in DIMMED - {"cat", "stack", "cumsum"} and of is not None
+    if dimmed and (node.args or node.keywords):
         other = copy.deepcopy(node)
         other.args = other.args[:1] if ast.unparse(of) == "torch" else []
         other.keywords = [k for k in other.keywords if k.arg not in ("dim", "keepdim")]

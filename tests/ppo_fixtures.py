@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from small_runs import TIMES, TOLD, likes_c, untimed  # noqa: F401
-from transformers import PreTrainedModel, Trainer, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 
-import rlhf_nb.trainer
 from rlhf_nb.checkpoint import MANIFEST, verify
 from rlhf_nb.models import scorer_from
 from rlhf_nb.ppo import ppo_loss
@@ -24,6 +23,11 @@ from rlhf_nb.training.model_loading import tiny_policy, train_tokenizer
 STOP = 1
 PROMPTS = ["abc", "b", "cdefg", "ja", "hhhh", "efe"] * 4
 SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16)
+
+
+def begin(letters: PreTrainedTokenizerBase, seed: int = 0) -> PreTrainedModel:
+    "The policy that runs of letters begin with."
+    return tiny_policy(letters, seed, **SIZES)
 
 
 def saved_base(folder: Path, texts: Iterable[str], positions: int = 16, **sizes) -> PreTrainedModel:
@@ -81,22 +85,6 @@ def loss_now(trainer: PPOTrainer, r: Rollout) -> tuple[torch.Tensor, dict[str, t
     "Loss and sums of a rollout as one micro-batch of the models as they are."
     entropy = "learn" if trainer.args.entropy_coef else "look"
     return ppo_loss(trainer.forward(trainer.model_wrapped, r, entropy), r, trainer.args)
-
-
-class OtherLoss(PPOTrainer):
-    "A trainer whose micro-batches go through `loss_of`, where a subclass may look at them."
-
-    def loss_of(self, now, r, value_only=False):
-        return ppo_loss(now, r, self.args, value_only=value_only)
-
-    def gradients(self, model, r, rows):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                rlhf_nb.trainer,
-                "ppo_loss",  # its other arguments are of settings that no such trainer has
-                lambda now, r, args, value_only, **_: self.loss_of(now, r, value_only=value_only),
-            )
-            return super().gradients(model, r, rows)
 
 
 BEST = dict(  # a run that is evaluated and saved at each step, and ends with its best weights

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 IDS = dict(vocab_size=12, pad_token_id=0, eos_token_id=1, bos_token_id=None)
 WIDTHS = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
@@ -18,3 +25,12 @@ def small_config(family: str, **more: object) -> PreTrainedConfig:
 def small_model(family: str, seed: int = 0, **more: object) -> PreTrainedModel:
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(small_config(family, **more))
+
+
+def letter_tokenizer(letters: str) -> PreTrainedTokenizerFast:
+    "Of single letters: <pad> is 0, <eos> is 1, the first letter 2."
+    known = {word: i for i, word in enumerate(["<pad>", "<eos>", *letters])}
+    inner = Tokenizer(models.WordLevel(known, unk_token="<pad>"))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    ends = dict(pad_token="<pad>", eos_token="<eos>")
+    return PreTrainedTokenizerFast(tokenizer_object=inner, padding_side="left", **ends)

@@ -16,6 +16,15 @@ OF_RANKS = RUN | dict(per_device_train_batch_size=2, response_length=6, learning
 SAVED = dict(save_strategy="steps", save_steps=1, save_rollouts=True)
 TOLD = [f"tell {i} of {chr(97 + i % 20)}" for i in range(24)]  # the prompts of workers
 TIMES = ("time/", "tokens/per_second", "eps", "train_")  # metrics that two runs never share
+# a conversation as [user]..[assistant].., with EOS behind each answer
+TEMPLATE = (
+    "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{{ eos_token + '\\n' if "
+    "m.role == 'assistant' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def turn(role: str, content: object) -> dict:
+    return dict(role=role, content=content)
 
 
 def likes_a(prompts, responses, **columns):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
-from ppo_fixtures import BEST, PROMPTS, SIZES, likes_c, logs, rollouts, unlike, untimed, weights
+from ppo_fixtures import BEST, PROMPTS, begin, likes_c, logs, rollouts, unlike, untimed, weights
 from transformers import AutoModelForCausalLM
 
 from rlhf_nb.fast_logprobs import response_logprobs
@@ -18,7 +18,7 @@ from rlhf_nb.forward import ValueHead
 from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import RewardTrainer
 from rlhf_nb.sft import SFTConfig, SFTTrainer
-from rlhf_nb.training.model_loading import load_policy, load_scorer, tiny_policy
+from rlhf_nb.training.model_loading import load_policy, load_scorer
 
 WORDS = ["cdefg", "ab", "jih", "hhi", "gab", "ccc", "dd", "eee"]
 
@@ -32,10 +32,6 @@ def lora(**changes) -> LoraConfig:
 
 def for_value() -> LoraConfig:
     return lora(task_type="SEQ_CLS")
-
-
-def begin(letters):
-    return tiny_policy(letters, 0, **SIZES)
 
 
 def told(trainer):

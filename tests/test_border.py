@@ -240,7 +240,7 @@ ROWS = [  # columns, what the error must say after the name of the argument
     (dict(prompt=[[]] * 24), r"prompt 0 is \[\]"),
     (dict(prompt=[dict(text="a")] * 24), "prompt 0 is {"),
     (dict(prompt=[*PROMPTS[:-1], ""]), "prompt 23 is empty"),
-    (dict(prompt=["a" * 40] * 24), "prompt 0 has 40 tokens"),
+    (dict(prompt=[*PROMPTS[:-1], "a" * 40]), "prompt 23 has 40 tokens; with response_length 5"),
     (dict(prompt=told(dict(content="a"))), "prompt 0 has the turn .* whose role"),
     (dict(prompt=told(dict(role="user", content=None))), "whose role or content"),
     (dict(prompt=told({"from": "human", "value": "a"})), "whose role or content"),
@@ -405,7 +405,8 @@ def strict(prompts, responses):
         (5, "reward_model is 5: give a model"),
         (dict(a=likes_c), "reward_model is {"),
         ([likes_c, None], "reward_model is None"),
-        (strict, "reward function strict .* unexpected keyword argument 'extra'"),
+        (strict, "reward function strict.* unexpected keyword argument 'extra'"),
+        (lambda texts: [0.0] * len(texts), r"lambda>\(texts\) is called as f\(prompts,"),
     ],
 )
 def test_what_cannot_judge_is_refused(ppo, reward, complaint):
@@ -532,7 +533,7 @@ def test_a_damaged_rollout_is_named(rollout, tmp_path):
 
 
 def test_what_is_no_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match="is a folder"):
         Rollout.load(tmp_path)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Rollout.load(tmp_path / "nowhere")
@@ -760,10 +761,6 @@ def test_what_others_wrote_steers_no_terminal(parts, rollout, tmp_path, monkeypa
     assert shown.count(r"\x1b[2J\x07\u202e") == 9, shown
 
 
-class Ascii(io.TextIOWrapper):
-    "A stream as a terminal without other letters gives it."
-
-
 @pytest.fixture
 def strange(tmp_path, rollout) -> Path:
     "A folder with a run whose texts no ASCII terminal can show."
@@ -775,21 +772,7 @@ def strange(tmp_path, rollout) -> Path:
 
 
 # catches: a character that the terminal's encoding lacks, which ends a run in the middle
-def test_an_ascii_stream_will_do(strange, monkeypatch):
-    streams = [Ascii(io.BytesIO(), encoding="ascii") for _ in range(2)]
-    monkeypatch.setattr(sys, "stdout", streams[0])
-    monkeypatch.setattr(sys, "stderr", streams[1])
-    code = cli.main(["view", str(strange / "run"), "--terminal"])
-    for stream in streams:
-        stream.flush()
-    shown = streams[0].buffer.getvalue()
-    assert not code and b"\\xe9 \\u2013 \\u6f22" in shown and b"\x1b" not in shown
-
-
-@pytest.mark.parametrize(
-    "words",
-    [pytest.param(["view", "run", "--terminal"], marks=pytest.mark.slow), ["no\u2013command"]],
-)
+@pytest.mark.parametrize("words", [["view", "run", "--terminal"], ["no\u2013command"]])
 def test_an_ascii_terminal_will_do(strange, words):
     done = subprocess.run(
         [sys.executable, "-m", "rlhf_nb.cli", *words],
@@ -800,7 +783,8 @@ def test_an_ascii_terminal_will_do(strange, words):
     )
     assert b"Traceback" not in done.stderr and b"\x1b" not in done.stdout
     assert done.returncode == (0 if words[0] == "view" else 2)
-    (done.stdout + done.stderr).decode("ascii")
+    said = (done.stdout + done.stderr).decode("ascii")
+    assert ("\\xe9 \\u2013 \\u6f22" in said) == (words[0] == "view")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from ppo_fixtures import PROMPTS, SIZES, Runs, likes_c, weights
+from ppo_fixtures import PROMPTS, SIZES, Runs, begin, likes_c, weights
 from safetensors.torch import load_file, save_file
 from small_models import WIDTHS, small_model
 from torch import nn
@@ -151,6 +151,21 @@ def test_lists_of_any_kind_are_taken():
         assert scores.tolist() == [1.0, 2.0], returned
 
 
+# catches: prompts scored for responses, in the order of another signature
+def test_a_function_of_trl_or_of_another_order_gets_the_responses():
+    for function in (
+        lambda completions, **columns: [len(x) for x in completions],
+        lambda completions, extra, **columns: [len(x) for x in completions],
+        lambda extra, prompts, completions: [len(x) for x in completions],
+        lambda responses, prompts, extra: [len(x) for x in responses],
+        lambda p, *answers, **columns: [len(x) for x in answers[0]],
+        lambda posts, completions, /, **completion: [len(x) for x in completions],
+    ):
+        scores = call_reward(function, TEXTS, ["a", "abc"], dict(extra=[0, 0]))
+        assert scores.tolist() == [1, 3]
+    assert call_reward(lambda completions: completions, TEXTS, [1, 3], {}).tolist() == [1, 3]
+
+
 def named(function):
     function.__name__ = "judge"
     return function
@@ -177,7 +192,7 @@ def test_an_interrupt_in_a_function_stays_one():
 # catches: NaN from a reward model that is blamed on the policy's learning rate, a phase later
 @pytest.mark.parametrize("own_tokenizer", [False, True])
 def test_nan_from_a_reward_model_names_the_model(ppo, letters, own_tokenizer):
-    model = scorer_from(tiny_policy(letters, 0, **SIZES), 3)
+    model = scorer_from(begin(letters), 3)
     model.config._name_or_path = model.name_or_path = "people/judge"
     trainer = ppo(model, parts=dict(reward_processing_class=letters) if own_tokenizer else {})
     nn.init.constant_(model.score.weight, float("nan"))  # what is saved so is refused before
@@ -223,10 +238,6 @@ class Head(nn.Module):
         self.score = nn.Sequential(nn.Linear(width, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
-def neox(letters, seed: int = 0):
-    return tiny_policy(letters, seed, **SIZES)
-
-
 # catches: a rule that is told to be a function though it has the published form; one read at another
 # token than the last
 @pytest.mark.parametrize("own_tokenizer", [False, True])
@@ -241,7 +252,7 @@ def test_a_rule_in_the_published_form_judges(ppo, letters, own_tokenizer):
 
 
 def test_a_module_is_judge_and_value_model(ppo, letters, tmp_path):
-    value, judge = Head(neox(letters, 1)), Head(neox(letters, 2).base_model)
+    value, judge = Head(begin(letters, 1)), Head(begin(letters, 2).base_model)
     with torch.no_grad():
         ids = torch.tensor([[2, 3, 4]])
         body = judge.backbone(input_ids=ids, output_hidden_states=True)
@@ -254,14 +265,14 @@ def test_a_module_is_judge_and_value_model(ppo, letters, tmp_path):
     trainer.train()
     assert not torch.equal(value.state_dict()["score.0.weight"], before["score.0.weight"])
     assert all(torch.equal(x, frozen[name]) for name, x in judge.state_dict().items())
-    again = ppo(judge, parts=dict(value_model=Head(neox(letters, 1))))
+    again = ppo(judge, parts=dict(value_model=Head(begin(letters, 1))))
     again.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-2"))
     assert all(torch.equal(x, weights(again)[name]) for name, x in weights(trainer).items())
 
 
 # catches: a body that is copied, stepped twice, or lost where it is saved
 def test_a_value_module_may_share_the_policys_body(ppo, letters):
-    policy = neox(letters)
+    policy = begin(letters)
     value = Head(policy)
     trainer = ppo(likes_c, model=policy, parts=dict(value_model=value), save_strategy="epoch")
     assert trainer.pair.value.base_model.given.backbone is trainer.policy
@@ -288,7 +299,7 @@ def test_another_module_is_told_to_be_a_function(ppo, letters, slot):
             nn.Module.__init__(self)
             self.backbone = backbone
 
-    for module in (Nothing(), NoScore(neox(letters)), neox(letters)):
+    for module in (Nothing(), NoScore(begin(letters)), begin(letters)):
         given = dict(reward=module) if slot == "reward_model" else {}
         with pytest.raises(
             ValueError, match=r"give a function f\(prompts, responses, \*\*columns\)"
@@ -306,23 +317,17 @@ def test_a_score_of_another_shape_is_refused(ppo):
 # ---- A pad token outside ----
 
 
-def without_pad(letters):
-    "The letters, whose pad token is one id outside a policy of 12: Llama 3, GPT-2."
-    tokenizer = copy.deepcopy(letters)
-    tokenizer.add_special_tokens(dict(pad_token="[PAD]"))
-    assert tokenizer.pad_token_id == 12
-    return tokenizer
-
-
 # catches: an error that a published script cannot pass without one more line; a row in the policy
 # alone; a saved model that does not load
-def test_the_embedding_grows_for_the_pad_token_alone(ppo, letters, tmp_path, monkeypatch):
+def test_the_embedding_grows_for_the_pad_token_alone(
+    ppo, letters, padded_outside, tmp_path, monkeypatch
+):
     lines = []
     monkeypatch.setattr("rlhf_nb.training.model_loading.logger.warning", lines.append)
-    scorer = scorer_from(neox(letters), 3)
+    scorer = scorer_from(begin(letters), 3)
     parts = dict(
-        processing_class=without_pad(letters),
-        ref_model=neox(letters),
+        processing_class=padded_outside,
+        ref_model=begin(letters),
         value_model=copy.deepcopy(scorer),
     )
     trainer = ppo(scorer, parts=parts)
@@ -345,7 +350,7 @@ def test_the_embedding_grows_for_the_pad_token_alone(ppo, letters, tmp_path, mon
 @pytest.fixture
 def saved(letters, tmp_path):
     "Folders: a policy and what can be wrong with one."
-    model = neox(letters)
+    model = begin(letters)
     for name in "whole none cut empty less shape broken unknown locked pickle".split():
         model.save_pretrained(tmp_path / name)
     weights = load_file(tmp_path / "whole/model.safetensors")
@@ -530,7 +535,7 @@ def test_what_is_no_language_model_is_refused_everywhere(ppo, letters, small_arg
 # catches: NaN in a file that is blamed on the learning rate, after the first update
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_weights_that_are_no_numbers_are_named_as_they_are_loaded(ppo, letters, tmp_path, bad):
-    policy = tiny_policy(letters, 0, **SIZES)
+    policy = begin(letters)
     policy.gpt_neox.layers[0].mlp.dense_h_to_4h.weight.data[3, 2] = bad
     for model, folder in ((policy, "policy"), (scorer_from(policy), "scorer")):
         model.save_pretrained(tmp_path / folder)
@@ -566,7 +571,7 @@ def test_a_reward_model_with_far_more_ids_needs_its_tokenizer(ppo, letters, capl
 # catches: the older name of a setting that is dropped without a word
 @pytest.mark.parametrize("load", [load_policy, load_reward_model])
 def test_torch_dtype_is_dtype(letters, tmp_path, load):
-    tiny_policy(letters, 0, **SIZES).save_pretrained(tmp_path)
+    begin(letters).save_pretrained(tmp_path)
     letters.save_pretrained(tmp_path)
     name = str(tmp_path)
     for given in (torch.bfloat16, "bfloat16"):
@@ -583,7 +588,7 @@ def test_torch_dtype_is_dtype(letters, tmp_path, load):
 
 
 def test_model_init_kwargs_may_name_it_either_way(letters, small_args, tmp_path):
-    tiny_policy(letters, 0, **SIZES).save_pretrained(tmp_path / "lm")
+    begin(letters).save_pretrained(tmp_path / "lm")
     letters.save_pretrained(tmp_path / "lm")
     for name in ("dtype", "torch_dtype"):
         args = small_args(SFTConfig, model_init_kwargs={name: "bfloat16"})

@@ -59,7 +59,10 @@ CAUGHT_BY = {  # by bug: the test's module and name, and what it is called with 
         dict(name="neox_with_dropout", bf16=False),
     ),
     "part_of_the_truth": ("test_bug_museum.test_no_cheap_answer_earns_a_point", {}),
-    "whitened_targets": ("test_trainer.test_advantages_by_hand", dict(gamma=1.0, lam=0.95)),
+    "whitened_targets": (
+        "test_estimators.test_targets_have_their_own_lambda",
+        dict(lam_value=1.0),
+    ),
     "kl_in_place": ("test_functions.test_arguments_stay_as_they_were", {}),
     "score_on_padding": (
         "test_published_faults.test_fault_09_the_score_is_paid_on_the_last_real_token",
@@ -67,7 +70,7 @@ CAUGHT_BY = {  # by bug: the test's module and name, and what it is called with 
     ),
     "another_temperature": ("test_trainer.test_a_rollout_by_hand", {}),
     "mean_of_means": (
-        "test_published_faults.test_fault_18_loss_and_gradient_do_not_depend_on_the_micro_batch",
+        "test_published_faults.test_fault_02_metrics_do_not_scale_with_accumulation",
         {},
     ),
     "sign_of_the_kl": ("test_shaping.test_rewards_equal_the_row_by_row_formula", {}),

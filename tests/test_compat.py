@@ -19,6 +19,7 @@ from transformers import TrainerCallback, TrainingArguments
 
 import rlhf_nb
 from rlhf_nb import PPOConfig, PPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+from rlhf_nb.estimators import ESTIMATORS
 from rlhf_nb.models import scorer_from
 from rlhf_nb.training.compat import CONFIG, IMPORTS, METHODS, REFUSED, TRAINER
 from rlhf_nb.training.compat import SIZES as COMPUTED
@@ -91,6 +92,7 @@ def test_new_names_exist():
             assert first in known or first in ("leave", "a") or of_other, (old, new)
     for old in ("PPOv2Trainer", "PPOv2Config", "SIMPLE_QUERY_CHAT_TEMPLATE"):
         assert getattr(rlhf_nb, IMPORTS[old])
+    assert {IMPORTS[f"{name}Trainer"].split("'")[1] for name in ("GRPO", "RLOO")} <= {*ESTIMATORS}
 
 
 def test_an_old_field_or_keyword_names_the_new_one(tmp_path):

@@ -113,13 +113,15 @@ def test_functions_have_the_defaults_of_the_settings():
         ),
     ],
 )
-def test_the_first_line_tells_what_runs(ppo, capsys, settings, wanted):
+def test_the_first_line_tells_what_runs(ppo, capsys, monkeypatch, settings, wanted):
     trainer = ppo(**dict(disable_tqdm=False, total_episodes=8) | settings)
     said = trainer.describe()
     for part in (*wanted, "one process", "cpu", "trained parameters: policy 3,"):
         assert part in said
     trainer.train()
     assert said in capsys.readouterr().out.splitlines()
+    monkeypatch.setattr("torch.get_num_threads", lambda: 4)
+    assert "cpu (4 threads; small models may be faster on one" in trainer.describe()
 
 
 # catches: a launcher's request that is dropped in silence, which costs a night on one GPU of eight

@@ -305,7 +305,7 @@ def test_an_interrupt_ends_a_pause(ppo, monkeypatch):
 def test_a_drawing_that_fails_is_told_and_training_goes_on(ppo, monkeypatch):
     trainer, dashboard = steered(ppo, {}, 3)
     assert dashboard.box.children
-    monkeypatch.setattr("rlhf_nb.ui.dashboard.body_markup", lambda *given: 1 / 0)
+    monkeypatch.setattr("rlhf_nb.ui.run_view.body_markup", lambda *given: 1 / 0)
     assert trainer.train().global_step == 3 and "ZeroDivisionError" in dashboard.panel.view.value
     assert 'role="alert"' in dashboard.panel.view.value
 

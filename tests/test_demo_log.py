@@ -71,7 +71,7 @@ def test_the_end_is_one_screen(world):
     assert lines[-3:] == [
         "All stages: 47.2 s. What to do next:",
         "  open my run/rollouts.html",
-        "  rlhf-nb view 'my run'",
+        "  rlhf-nb plot 'my run'",
     ]
     told = " ".join(text.split())
     assert "+74 points. PPO improved on SFT." in told

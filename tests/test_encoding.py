@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
+from small_runs import turn
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer, WordLevelTrainer
 from transformers import PreTrainedTokenizerFast
@@ -142,10 +143,6 @@ TEMPLATES = {
     "two ends": (TWO_ENDS, "<|eot_id|>", ""),
     "generation": (MARKED, "<|eot_id|>", ""),
 }
-
-
-def turn(role, content):
-    return dict(role=role, content=content)
 
 
 ONE = [turn("user", "Who are you?"), turn("assistant", "A model.")]
@@ -407,22 +404,6 @@ def test_marks_of_generation_in_a_completion(opening, tokenizers):
     )
     talk = [*TWO, turn("user", "yes"), turn("assistant", "<no"), TWO[0], ONE[1]]
     assert said_of(talk, tokenizer, first=5) == ["<no<|eot_id|>", "A model.<|eot_id|>"]
-
-
-# catches: arguments of a tool that another row has, written as null
-def test_a_call_has_its_own_arguments(tokenizers):
-    tokenizer = with_template(
-        tokenizers,
-        "{% for m in messages %}{{ m.role }}: {% if 'tool_calls' in m %}{{ m.tool_calls | tojson }}"
-        "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}assistant: {% endif %}",
-    )
-    calls = [dict(name="a", arguments=dict(x=1)), dict(name="b", arguments=dict(y=2))]
-    talks = [[ONE[0], dict(role="assistant", content=None, tool_calls=[c])] for c in calls]
-    data = Dataset.from_list([dict(messages=talk) for talk in talks])
-    for call, row in zip(calls, encode_rows(data, tokenizer, assistant_only=True)):
-        said = tokenizer.decode(spoken(row["input_ids"], row["labels"])[0])
-        assert said == json.dumps([call]) + "<|im_end|>"
 
 
 # catches: Mistral's tool calls refused, since as text they would be turns that do not alternate; the

@@ -3,14 +3,11 @@ models take them."""
 
 from __future__ import annotations
 
-import ast
-import copy
 import math
 import sys
 import textwrap
 import weakref
 from itertools import combinations, product
-from pathlib import Path
 
 import forks
 import pytest
@@ -139,7 +136,8 @@ def gap(measure, case: dict, dtype: torch.dtype = torch.float32) -> float:
     return max(math.inf if math.isnan(x) else x for x in gaps)
 
 
-# catches: every wrong program of WRONG, and what is nearly right: 2e-6 in float32, 1e-14 in float64
+# catches: any operator, sign or call of the fused function that is another or left out, and what is
+# nearly right: 2e-6 in float32, 1e-14 in float64
 # (at temperature 1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_values_and_gradients_are_those_of_the_plain_way(case):
@@ -147,78 +145,6 @@ def test_values_and_gradients_are_those_of_the_plain_way(case):
     coarse = 1 / min(1.0, case["temperature"])
     assert gap(fused_logprobs, case) < 2e-6 * coarse  # 1.004e-6 on one processor
     assert gap(fused_logprobs, case, torch.float64) < 1e-14 * coarse
-
-
-# ---- Wrong programs: each operator, sign and call of the fused function changed in turn ----
-
-OTHER = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
-# a call that is left out gives back what it was called on
-CALLS = "add_ sub_ mul_ div_ addmm_ clamp_ exp exp_ log log_ scatter_add_ split gather".split()
-# changes that leave the numbers of the fused function alone
-HARMLESS = (
-    "BLOCK",  # how many rows go at a time
-    "a + ",  # slices beyond the end are cut off
-    "[None]",  # how many gradients are not wanted
-    ".split(",  # one block
-)
-
-
-def changes(tree: ast.AST) -> list[tuple[str, ast.AST]]:
-    "Every changed program of a module: what was changed, and the tree."
-    made = []
-    names = [
-        part
-        for part in tree.body
-        if isinstance(part, (ast.ClassDef, ast.FunctionDef))
-        and part.name not in ("Head", "plain_head", "masked_bias", "logit_scale")
-    ]
-    nodes = [node for part in names for node in ast.walk(part)]
-    for node in nodes:
-        before, kept = ast.unparse(node) if isinstance(node, ast.expr) else "", dict(vars(node))
-        if isinstance(node, ast.BinOp) and type(node.op) in OTHER:
-            node.op = OTHER[type(node.op)]()
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            node.op = ast.UAdd()
-        elif isinstance(node, ast.AugAssign):
-            before, node.op = ast.unparse(node), ast.Sub()
-        elif (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in CALLS
-        ):
-            node.args, node.keywords = [node.func.value], []
-            node.func = ast.Name("_same", ast.Load())
-        else:
-            continue
-        made.append((before, ast.fix_missing_locations(copy.deepcopy(tree))))
-        vars(node).update(kept)
-    return made
-
-
-def wrong_programs() -> dict:
-    "Changed versions of `fused_logprobs`, by what was changed."
-    found = {}
-    for number, (what, tree) in enumerate(changes(ast.parse(Path(fused.__file__).read_text()))):
-        if not any(text in what for text in HARMLESS):
-            space = dict(__name__="rlhf_nb.base.wrong_fused", _same=lambda x: x)
-            exec(compile(tree, "wrong_fused.py", "exec"), space)
-            found[f"{number}: {what}"] = space["fused_logprobs"]
-    return found
-
-
-PROGRAMS = wrong_programs()
-
-
-# catches: a grid of cases that would let a wrong program pass
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_wrong_programs_are_seen(name):
-    def seen(case: dict) -> bool:
-        try:
-            return not gap(PROGRAMS[name], case) <= 1e-3
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
-            return True
-
-    assert len(PROGRAMS) > 25 and any(seen(case) for case in CASES)
 
 
 # catches: a rounding that would send a seeded run another way: a small model's log-probs and

@@ -16,7 +16,7 @@ import vllm_stand_in
 from datasets import Dataset
 from notebooks import NOTEBOOKS
 from ppo_fixtures import SIZES
-from small_runs import QUIET
+from small_runs import QUIET, likes_c
 
 from rlhf_nb.environments import guess_number
 from rlhf_nb.models import scorer_from
@@ -65,10 +65,6 @@ def ours(logs: list[dict]) -> set[str]:
     return {name for log in logs for name in log if not TRANSFORMERS.fullmatch(name)}
 
 
-def likes_c(prompts, responses, **columns):
-    return [float(response.count("c")) for response in responses]
-
-
 def brevity(prompts, responses, response_ids, **columns):
     return [[-1.0] * len(ids) for ids in response_ids]
 
@@ -82,26 +78,25 @@ def policy(letters):
 
 
 @pytest.fixture(scope="module")
-def ppo_logs(letters, policy, tmp_path_factory) -> list[dict]:
-    args = PPOConfig(
-        str(tmp_path_factory.mktemp("ppo")),
-        total_episodes=8,
-        response_length=4,
-        num_sample_generations=1,
-        **SHORT_RUN,
-    )
-    prompts = Dataset.from_dict(dict(prompt=["abc", "b", "cde", "ja"]))
-    trainer = PPOTrainer(
-        args,
-        letters,
-        policy,
-        reward_model=[likes_c, brevity],
-        train_dataset=prompts,
-        eval_dataset=prompts,
-    )
-    trainer.train()
-    trainer.evaluate()
-    return trainer.state.log_history
+def ran(letters, policy, tmp_path_factory):
+    "The log of a run of PPO and of an evaluation after it."
+
+    def run(rewards=None, parts=(), **settings) -> list[dict]:
+        own = SHORT_RUN | dict(response_length=4, num_sample_generations=1) | settings
+        args = PPOConfig(str(tmp_path_factory.mktemp("ppo")), **own)
+        prompts = Dataset.from_dict(dict(prompt=["abc", "b", "cde", "ja"]))
+        parts = dict(parts, reward_model=rewards, train_dataset=prompts, eval_dataset=prompts)
+        trainer = PPOTrainer(args, letters, policy, **parts)
+        trainer.train()
+        trainer.evaluate()
+        return trainer.state.log_history
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def ppo_logs(ran) -> list[dict]:
+    return ran([likes_c, brevity], total_episodes=8)
 
 
 @pytest.fixture(scope="module")
@@ -117,47 +112,21 @@ def reward_logs(letters, policy, tmp_path_factory) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def engine_logs(letters, policy, tmp_path_factory) -> list[dict]:
+def engine_logs(ran) -> list[dict]:
     "Of a run in groups, whose answers a stand-in for vLLM wrote, and whose loss holds a KL."
-    args = PPOConfig(
-        str(tmp_path_factory.mktemp("engine")),
-        total_episodes=4,
-        response_length=4,
-        num_sample_generations=0,
-        use_vllm=True,
-        kl_in="loss",
-        kl_estimator="k3",
-        advantage_estimator="rloo",
-        num_generations=2,
-        **SHORT_RUN,
-    )
+    how = dict(kl_in="loss", kl_estimator="k3", advantage_estimator="rloo", num_generations=2)
     with pytest.MonkeyPatch.context() as patch:
         for name, module in vllm_stand_in.modules().items():
             patch.setitem(sys.modules, name, module)
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "")
-        trainer = PPOTrainer(
-            args,
-            letters,
-            policy,
-            reward_model=likes_c,
-            train_dataset=Dataset.from_dict(dict(prompt=["abc", "b", "cde", "ja"])),
-        )
-        trainer.train()
-    return trainer.state.log_history
+        return ran(likes_c, total_episodes=4, use_vllm=True, **how)
 
 
 @pytest.fixture(scope="module")
-def turn_logs(letters, policy, tmp_path_factory) -> list[dict]:
+def turn_logs(ran) -> list[dict]:
     "Of a run in which a world answers."
-    folder, prompts = tmp_path_factory.mktemp("turns"), Dataset.from_dict(dict(prompt=[*"abcd"]))
-    sizes = dict(total_episodes=4, response_length=2, num_sample_generations=1)
     world = dict(environment_factory=guess_number(9, 3, 36, ("a", "b", "c")), max_turns=2)
-    args = PPOConfig(str(folder), **sizes, **SHORT_RUN)
-    data = dict(train_dataset=prompts, eval_dataset=prompts)
-    trainer = PPOTrainer(args, letters, policy, **data, **world)
-    trainer.train()
-    trainer.evaluate()
-    return trainer.state.log_history
+    return ran(parts=world, total_episodes=4, response_length=2)
 
 
 # catches: a metric added to the trainer and not to the registry; a name that is never logged, or

@@ -388,9 +388,9 @@ def test_a_file_of_pairs_that_is_wrong_is_one_line(text, said, run_of, capsys):
 
 # catches: a page that cannot be written, found out after the whole ladder
 def test_a_page_that_is_a_folder_is_refused_before_the_work(run_of, capsys):
-    assert main([*run_of, "--html", "policy"]) == 2
+    assert main([*run_of, "--output", "policy"]) == 2
     told = capsys.readouterr()
-    assert "--html policy is a folder: give a file" in told.err and not told.out
+    assert "--output policy is a folder: give a file" in told.err and not told.out
     assert not Path("policy.partial").exists()
 
 
@@ -399,7 +399,7 @@ def test_a_reward_that_breaks_at_once_is_exit_code_1_and_a_table(run_of, capsys)
     Path("likes.py").write_text(
         "def likes_c(prompts, responses, **columns):\n    return [columns['x'] for x in responses]\n"
     )
-    assert main([*run_of, "--json", "--html", "none"]) == 1
+    assert main([*run_of, "--json", "--output", "none"]) == 1
     checks = {x["name"]: x for x in json.loads(capsys.readouterr().out)["checks"]}
     assert len(checks) == len(LADDER)
     assert "likes_c failed: KeyError: 'x' (" in checks["data: episodes"]["measured"]
@@ -414,5 +414,5 @@ def test_the_command_prints_writes_and_returns_what_it_found(run_of, capsys):
     assert "Every check" in Path("preflight.html").read_text() and not Path("out").exists()
     bad = dict(prompt="abc", chosen="a", rejected="c")
     Path("pairs.jsonl").write_text(json.dumps(bad))
-    assert main([*run_of, "--preflight_pairs", "pairs.jsonl", "--html", "none"]) == 1
+    assert main([*run_of, "--preflight_pairs", "pairs.jsonl", "--output", "none"]) == 1
     assert "✗ failed" in capsys.readouterr().out

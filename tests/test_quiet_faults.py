@@ -9,8 +9,8 @@ import pytest
 import torch
 from datasets import Dataset
 from ppo_fixtures import SIZES, likes_c
-from small_models import IDS, WIDTHS, small_model
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from small_models import IDS, WIDTHS, letter_tokenizer, small_model
+from tokenizers import processors
 from transformers import (
     Adafactor,
     AutoConfig,
@@ -20,7 +20,6 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     GPT2Config,
-    PreTrainedTokenizerFast,
     TrainerCallback,
 )
 
@@ -82,13 +81,16 @@ def test_a_gradient_that_is_not_finite_ends_the_run(letters, small_args, make, a
     refused(trainer, "gradient has norm (inf|nan)")
 
 
-# catches: a gradient that is left behind, and spoils the next step of someone who steps by hand
+# catches: a loss that is not finite and changes weights; a gradient that is left behind, and spoils
+# the next step of someone who steps by hand
 def test_what_ppo_refuses_leaves_no_gradient(ppo):
     trainer = ppo(likes_c)
     r = trainer.advantages(trainer.score(trainer.rollout(["ab", "c", "de", "f"] * 2)))
     before = copy.deepcopy(trainer.model.state_dict())
     spoilt = r.with_(advantages=r.advantages.masked_fill(r.mask, math.nan))
-    with pytest.raises(FloatingPointError, match="nothing was changed by it"):
+    with pytest.raises(
+        FloatingPointError, match="update 0, micro-batch 1 of 2 is nan: nothing was"
+    ):
         trainer.update(spoilt)
     assert all(torch.equal(x, before[name]) for name, x in trainer.model.state_dict().items())
     assert math.isfinite(trainer.update(r)["policy/grad_norm"])
@@ -247,21 +249,12 @@ def test_a_language_model_is_no_judge(ppo, letters, tmp_path):
     assert ppo(saved(scorer_from(policy, 3), letters, tmp_path / "reward")).reward_model is not None
 
 
-def other_letters(letters, words: str):
-    "The same kind of tokenizer with these letters, in this order."
-    tokens = {token: i for i, token in enumerate(["<pad>", "<eos>", *words])}
-    inner = Tokenizer(models.WordLevel(tokens, unk_token="<pad>"))
-    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    ends = dict(pad_token="<pad>", eos_token="<eos>")
-    return PreTrainedTokenizerFast(tokenizer_object=inner, padding_side="left", **ends)
-
-
 # catches: a reward model that reads the policy's ids as other letters; one that is refused though
 # its tokenizer is the same, or is not there, or has its own pad token alone
 def test_a_judge_of_another_tokenizer_is_refused(ppo, letters, tmp_path):
     scorer = scorer_from(tiny_policy(letters, 0, **SIZES), 3)
     for i, words in enumerate(("jihgfedcba", "klmnopqrst")):
-        folder = saved(scorer, other_letters(letters, words), tmp_path / str(i))
+        folder = saved(scorer, letter_tokenizer(words), tmp_path / str(i))
         with pytest.raises(ValueError, match="tokenizer of its own.*reward_processing_class"):
             ppo(folder)
         reader = AutoTokenizer.from_pretrained(folder)
@@ -279,6 +272,10 @@ def test_a_judge_of_another_tokenizer_is_refused(ppo, letters, tmp_path):
 @pytest.mark.parametrize(
     "settings, complaint",
     [
+        (dict(stop_token="eos", stop_token_id=5), "stop_token is 'eos': set one of stop_token, st"),
+        (dict(missing_eos_penalty=1.0, non_eos_penalty=True), "non_eos_penalty is True"),
+        (dict(stop_token_id=12), "stop_token_id is 12"),
+        (dict(torch_compile=True), "torch_compile is True: every batch .* Leave it out"),
         (dict(value_warmup_updates=3), "value_warmup_updates is 3 and the run has 3 updates"),
         (dict(kl_target=2.0), "kl_target is 2.0: it needs kl_controller='adaptive'"),
         (dict(stop_strings=[""]), "stop_strings is "),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 from ppo_fixtures import BEST, check_adapter, check_best, check_damaged, unlike, weights
+from small_runs import TEMPLATE, turn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -257,15 +258,6 @@ def test_with_permuted_labels_nothing_is_learned(small_args):
 
 
 # ---- Forms of pairs ----
-
-TEMPLATE = (
-    "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{{ eos_token + '\\n' if "
-    "m.role == 'assistant' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
-)
-
-
-def turn(role, content):
-    return dict(role=role, content=content)
 
 
 # catches: an implicit prompt cut inside a word or at a character, a stop token twice, conversations

@@ -24,6 +24,7 @@ from rlhf_nb.rollout import (
 )
 from rlhf_nb.sampling import Sampling, draw_tokens
 from rlhf_nb.training.model_loading import train_bpe_tokenizer
+from rlhf_nb.training.saving import rollouts
 
 V, PAD, STOP = 12, 0, 1
 SMALL = dict(num_hidden_layers=2, max_position_embeddings=48, initializer_range=0.4)
@@ -173,30 +174,27 @@ def at(monkeypatch, numbers) -> None:
     )
 
 
-def check_draw(draw, monkeypatch) -> None:
-    "Ends of pieces, impossible tokens, rows that are not normalised, short pieces, many rows."
+# catches: a token that may not be drawn, the last one at the end of the line, sums in float32,
+# blocks that are mixed up; the wrong end of a piece, rows that are not normalised
+def test_draws_by_hand(monkeypatch):
     four = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0])
     for scale in (1.0, 3.0, 1e-3):
         with monkeypatch.context() as patch:
             at(patch, [0.0, 0.25, 0.5 - 1e-12, 0.5, 0.75, 1 - 2.0**-53])
-            assert draw((four * scale).expand(6, 5)).tolist() == [[1], [1], [1], [3], [3], [3]]
+            drawn = draw_tokens((four * scale).expand(6, 5))
+            assert drawn[:, 0].tolist() == [1, 1, 1, 3, 3, 3]
     # pieces of 7.6e-9: float32 cannot tell them apart near 1
     short = torch.full((2**17,), 1e-3 / 2**17)
     line, wanted = torch.cat([torch.tensor([0.999]), short]), torch.tensor([5, 100, 77_777, 2**17])
     ends = line.double().cumsum(0)
     with monkeypatch.context() as patch:
         at(patch, ((ends[wanted] + ends[wanted - 1]) / 2 / ends[-1]).tolist())
-        assert draw(line.expand(4, -1))[:, 0].tolist() == wanted.tolist()
+        assert draw_tokens(line.expand(4, -1))[:, 0].tolist() == wanted.tolist()
     many = torch.rand(21, 2**18, generator=seeded(1))  # more than one block
     ends = many.double().cumsum(1)
     chance = torch.rand(21, 1, dtype=torch.float64, generator=seeded(2))
-    assert torch.equal(draw(many, seeded(2)), (ends <= chance * ends[:, -1:]).sum(1, keepdim=True))
-
-
-# catches: a token that may not be drawn, the last one at the end of the line, sums in float32,
-# blocks that are mixed up
-def test_draws_by_hand(monkeypatch):
-    check_draw(draw_tokens, monkeypatch)
+    wanted = (ends <= chance * ends[:, -1:]).sum(1, keepdim=True)
+    assert torch.equal(draw_tokens(many, seeded(2)), wanted)
     assert draw_tokens(torch.zeros(0, 5)).shape == (0, 1)
 
 
@@ -212,39 +210,6 @@ def test_what_is_no_probability_is_refused(bad):
         next(model.parameters()).fill_(float("nan"))
     with pytest.raises(FloatingPointError, match="diverged"):
         greedy(model, PROMPTS)
-
-
-def draws(wide=torch.float64, right=True, before_the_end=True, scaled=True, blocks=None):
-    "A way to draw tokens by inversion; the defaults are right."
-
-    def draw(probs, generator=None):
-        chance = torch.rand(len(probs), 1, generator=generator, dtype=torch.float64)[:blocks]
-        line = probs[:blocks].cumsum(-1, dtype=wide).double()
-        end = line[:, -1:]
-        at = chance * end if scaled else chance
-        below = end.nextafter(torch.zeros_like(end))
-        at = torch.minimum(at, below) if before_the_end else at + 1e-16
-        return torch.searchsorted(line, at, right=right)
-
-    return draw
-
-
-WRONG_DRAWS = {
-    "float32": dict(wide=torch.float32),
-    "from the left": dict(right=False),
-    "to the very end": dict(before_the_end=False),
-    "not scaled": dict(scaled=False),
-    "one block": dict(blocks=2**20 // 2**18),
-}
-
-
-# catches: tests that would let these pass
-def test_wrong_draws_are_seen(monkeypatch):
-    check_draw(draws(), monkeypatch)
-    for name, change in WRONG_DRAWS.items():
-        with pytest.raises((AssertionError, RuntimeError)):
-            check_draw(draws(**change), monkeypatch)
-            pytest.fail(f"{name} passed")
 
 
 # catches: stopping before the loop, an empty row (there is always the stop token itself), a batch
@@ -523,3 +488,23 @@ def test_a_foreign_file_is_refused(tmp_path):
         Rollout.load(tmp_path / "x.safetensors")
     with pytest.raises(FileNotFoundError):
         Rollout.load(tmp_path / "nowhere.safetensors")
+    with pytest.raises(ValueError, match="is a folder: .*update-00000.*rlhf_nb.rollouts"):
+        Rollout.load(tmp_path)
+
+
+# catches: ranks that are left out or taken for updates; a column of the prompts in place of ours
+def test_the_rollouts_of_a_run_are_one_frame(tmp_path):
+    with pytest.raises(ValueError, match="keeps no rollouts: .*save_rollouts=True"):
+        rollouts(tmp_path)
+    r = filled(5).with_(columns=dict(update=[*"abcde"]))
+    names = "update-00000-rank0", "update-00000-rank1", "update-00007-rank0", "update-00007-rank1"
+    (tmp_path / "rollouts").mkdir()
+    for name in names:
+        r.save(tmp_path / "rollouts" / f"{name}.safetensors")
+    of_episodes, of_tokens = rollouts(str(tmp_path)), rollouts(tmp_path, tokens=True)
+    assert [*of_episodes["update"]] == [0] * 10 + [7] * 10
+    assert [*of_episodes.episode] == [*range(10)] * 2 and of_episodes.columns[0] == "update"
+    assert [*of_episodes["data/update"]] == [*"abcde"] * 4
+    assert of_episodes.score.tolist() == r.episodes().score.tolist() * 4
+    lengths = of_tokens.groupby(["update", "episode"]).size()
+    assert lengths.tolist() == of_episodes.length.tolist()

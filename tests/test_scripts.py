@@ -17,7 +17,6 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from rlhf_nb.models import scorer_from
 
@@ -55,7 +54,7 @@ def models(tmp_path_factory, letters):
 def script(models, tmp_path, monkeypatch):
     "Run a script with its import lines changed, and other changes where they are given."
 
-    def run(name, *flags, changes=(), text=None, files=()):
+    def run(name, *flags, changes=(), text=None):
         shutil.copytree(models, tmp_path, dirs_exist_ok=True)
         monkeypatch.chdir(tmp_path)
         text = text or (SCRIPTS / f"{name}.py").read_text()
@@ -66,9 +65,6 @@ def script(models, tmp_path, monkeypatch):
             text = text.replace(old, new)
         assert not re.search(r"\btrl\b", "\n".join(re.findall("(?m)^ *(?:import|from) .*", text)))
         (tmp_path / "script.py").write_text(text)
-        for module, source in dict(files).items():
-            (tmp_path / f"{module}.py").write_text(source)
-            monkeypatch.syspath_prepend(tmp_path)
         data = "data" if name == "published" else "rows.jsonl"
         words = [*FLAGS, *flags] if name in PARSED else flags or [data, "sft", "reward", "out"]
         monkeypatch.setattr(sys, "argv", ["script.py", *words])
@@ -112,56 +108,7 @@ def test_a_public_script_runs_with_its_import_lines_changed(name, script, models
     assert (out / "completions").exists() == (name != "callback"), "tables where they are wanted"
 
 
-# The published scripts' own line, where the embedding has no row to spare: Llama 3, GPT-2.
-def test_a_pad_token_beyond_the_embedding(script, models, letters, tmp_path):
-    exact = AutoModelForCausalLM.from_pretrained(models / "sft")
-    exact.resize_token_embeddings(len(letters))
-    exact.save_pretrained(tmp_path / "exact")
-    letters.save_pretrained(tmp_path / "exact")
-    out = script("three_dataclasses", *NO_PAD_ROW, "--sft_model_path", "exact")
-    assert trained(out, tmp_path / "exact")
-    rows = AutoModelForCausalLM.from_pretrained(out).get_input_embeddings().weight.shape[0]
-    assert rows >= len(letters) + 1
-
-
-# A reward by rules in the form that the published trainer wants, and a value model of one's own.
-def test_a_reward_model_of_rules(script, models):
-    text = changed(
-        "callback",
-        (
-            "episodes, owner = [], {}\n",
-            "episodes, owner = [], {}\nfrom rules import CountsLetters\n"
-            "judge = CountsLetters(tokenizer)\n",
-        ),
-    )
-    rules = """
-import torch
-from torch import nn
-
-
-class Reader(nn.Module):
-    def __init__(self, tokenizer):
-        super().__init__()
-        self.tokenizer = tokenizer
-
-    def forward(self, input_ids, attention_mask=None, **more):
-        texts = self.tokenizer.batch_decode(input_ids, skip_special_tokens=True)
-        counts = torch.tensor([[[float(t.count("c"))]] for t in texts])
-        hidden = counts.expand(-1, input_ids.shape[1], -1)
-        return type("Output", (), dict(hidden_states=(hidden,)))()
-
-
-class CountsLetters(nn.Module):
-    base_model_prefix = "reader"
-
-    def __init__(self, tokenizer):
-        super().__init__()
-        self.reader = Reader(tokenizer)
-
-    def score(self, hidden):
-        return hidden
-"""
-    assert trained(script("", text=text, files=dict(rules=rules)), models / "sft")
+# a pad token beyond the embedding, a reward by rules, a language model for a judge: test_brought.py
 
 
 # ---- Three scripts for SFT and three for reward training ----
@@ -221,25 +168,3 @@ def test_a_supervised_script_runs_with_its_import_lines_changed(kind, how, scrip
     out = script("", *words, text=text, changes=changes)
     assert trained(out, models / model)
     assert (out / "eval_results.json").exists() == (how == "parser")
-
-
-def changed(name: str, *changes: tuple[str, str]) -> str:
-    text = (SCRIPTS / f"{name}.py").read_text()
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
-
-
-# catches: a language model whose logits are taken for rewards
-def test_a_language_model_is_no_judge(script):
-    text = changed(
-        "callback",
-        (
-            "policy, reference = (Auto",
-            "other = judge = AutoModelForCausalLM.from_pretrained(sft)\npolicy, reference = (Auto",
-        ),
-        ("reward_model=judge", "reward_model=other"),
-    )
-    with pytest.raises(ValueError, match="no reward model"):
-        script("", text=text)

@@ -9,6 +9,7 @@ import torch
 from datasets import Dataset, concatenate_datasets
 from ppo_fixtures import BEST, check_adapter, check_best, check_damaged
 from small_models import STILL, small_model
+from small_runs import TEMPLATE, turn
 
 from rlhf_nb.base.encoding import marked_pair
 from rlhf_nb.sft import (
@@ -129,11 +130,6 @@ def test_the_step_does_not_depend_on_accumulation(trained):
 
 # ---- Conversations ----
 
-TEMPLATE = (
-    "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{{ eos_token + '\\n' if "
-    "m.role == 'assistant' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
-)
-
 
 @pytest.fixture
 def chatty(tokenizer):
@@ -142,25 +138,7 @@ def chatty(tokenizer):
     return tokenizer
 
 
-def turn(role, content):
-    return dict(role=role, content=content)
-
-
-# catches: a stop token that the template wrote and that is then appended again; the mark of the
-# answer put on the completion's side
-def test_a_conversation_is_the_text_its_template_writes(chatty):
-    talk = Dataset.from_dict(
-        dict(prompt=[[turn("user", "my cat")]], completion=[[turn("assistant", "help")]])
-    )
-    text = Dataset.from_dict(dict(prompt=["[user]my cat[assistant]"], completion=["help"]))
-    assert encode_rows(talk, chatty)[:] == encode_rows(text, chatty)[:]
-    assert encode_rows(talk, chatty)[0]["input_ids"].count(chatty.eos_token_id) == 1
-    question = [turn("user", "a")]
-    assert marked_pair(question, "b", chatty) == marked_pair(
-        question, [turn("assistant", "b")], chatty
-    )
-
-
+# the ids of conversations: test_encoding.py, test_reward.py
 # catches: a template that opens an answer with more than it then writes (an empty thought), cut in
 # the middle of the answer
 def test_a_template_that_takes_back_what_it_opened(chatty):

@@ -18,7 +18,7 @@ from peft import (
     VeraConfig,
     get_peft_model,
 )
-from ppo_fixtures import PROMPTS, SIZES, likes_c, unlike, weights
+from ppo_fixtures import PROMPTS, begin, likes_c, unlike, weights
 from small_models import small_model
 from torch import nn
 from torch.optim import SGD, AdamW
@@ -34,7 +34,7 @@ from rlhf_nb.models import scorer_from, token_scores
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
-from rlhf_nb.training.model_loading import load_policy, load_scorer, tiny_policy
+from rlhf_nb.training.model_loading import load_policy, load_scorer
 
 IDS = torch.arange(12)[None]
 
@@ -46,10 +46,6 @@ def lora(**changes) -> LoraConfig:
 def llama(tied: bool = True, rows: int = 12):
     how = dict(vocab_size=rows, tie_word_embeddings=tied, initializer_range=0.3)
     return small_model("llama", **how)
-
-
-def begin(letters):
-    return tiny_policy(letters, 0, **SIZES)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict, IterableDatasetDict
 from peft import LoraConfig
+from small_runs import turn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -83,10 +84,6 @@ def hub(tmp_path_factory):
     tokenizer.save_pretrained(root / "scorer")
     (root / "template.jinja").write_text(TEMPLATE)
     return root
-
-
-def turn(role, content):
-    return dict(role=role, content=content)
 
 
 def zen(config_name: str, rows: int = 5) -> Dataset:

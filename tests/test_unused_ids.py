@@ -19,6 +19,7 @@ from rlhf_nb.base.opened import mask_ids, separable_model, unused_ids
 from rlhf_nb.fast_logprobs import response_logprobs
 from rlhf_nb.kl import full_kl
 from rlhf_nb.kl_control import response_full_kl
+from rlhf_nb.models import scorer_from
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.build import _logits
 from rlhf_nb.training.completions import complete
@@ -62,7 +63,8 @@ def by_hand(model: nn.Module, r, temperature: float) -> torch.Tensor:  # [B, T, 
 def test_they_have_no_probability_anywhere(ppo, family):
     plain = wide(family)
     how = dict(temperature=0.7, kl_estimator="full", share_value_trunk=family == "granite")
-    trainer = ppo(model=deepcopy(plain), **how)
+    judge = scorer_from(small_model("llama"), 1)  # which has no embedding of them
+    trainer = ppo(judge, model=deepcopy(plain), **how)
     r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS * 3)))
     assert r.response_ids.max() < KNOWN
     wanted = by_hand(plain, r, 0.7)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from functools import lru_cache
+from inspect import cleandoc
 from math import inf, isfinite
 from numbers import Integral, Real
 from os import PathLike
@@ -199,6 +200,20 @@ def facts_of(kind: type) -> dict[str, Facts]:
 def settings_that_say(kind: type, *words: str) -> list[str]:
     "The settings of a configuration that say one of these of themselves, in their order."
     return [name for name, facts in facts_of(kind).items() if facts.words & {*words}]
+
+
+def explain_settings(kind: type) -> type:
+    "Class decorator: the docstring lists the package's own settings, by phase, with their help."
+    ours = (part.__annotations__ for part in kind.__mro__ if part.__module__.startswith("rlhf_nb"))
+    own, facts = set[str]().union(*ours), facts_of(kind)
+    phases: dict[str, list[str]] = {}
+    for f in fields(kind):
+        if f.name in own:
+            text = f"      {f.name} = {f.default!r}: {f.metadata['help']}"
+            phases.setdefault(facts[f.name].phase, []).append(text)
+    parts = ("\n".join([f"{phase}:", *lines]) for phase, lines in phases.items())
+    kind.__doc__ = "\n\n".join([cleandoc(kind.__doc__ or ""), *parts])
+    return kind
 
 
 # ---- What a setting may be ----

@@ -99,8 +99,10 @@ def explain_load_errors(name: str, what: str = "model") -> Iterator[None]:
     if re.match(r"[~./\\]|\w:", name) and not gguf and not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {name}: give the one that was saved to.")
     if folder.is_dir() and not any(any(folder.glob(file)) for file in SAVED[what]):
+        inside = sorted({p.parent.name for file in SAVED[what] for p in folder.glob(f"*/{file}")})
+        such = f" In it, these have one: {', '.join(inside)}." if inside else ""
         raise FileNotFoundError(
-            f"{name} has no {SAVED[what][0]}: give the folder that a {what} was saved to."
+            f"{name} has no {SAVED[what][0]}: give the folder that a {what} was saved to.{such}"
         )
     try:
         with no_programs(name):

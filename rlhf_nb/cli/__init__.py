@@ -14,6 +14,7 @@ from rlhf_nb import __version__
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.files import check_place, no_disk, unwritten
 from rlhf_nb.base.terminal import harmless, harmless_record, unbroken
+from rlhf_nb.cli.quick import answered, kept
 
 __all__ = ["COMMANDS", "RECIPES", "main"]
 
@@ -28,6 +29,10 @@ COMMANDS = {  # name -> its line in `rlhf-nb --help`; each is `<name>_command` i
     "view": "read the episodes of a run, token by token",
     "replay": "do one update of a run again with other settings, and see what they change",
     "demo": "the whole of RLHF on embedded data, in minutes on a CPU",
+}
+MORE = {
+    "launch": "one of these on several GPUs: accelerate launch, with recipes by their names",
+    "completion": '`eval "$(rlhf-nb completion bash)"` completes commands and options',
 }
 STOPPED = {  # what Ctrl-C leaves behind
     "demo": "Finished stages are kept; the same command goes on from there.",
@@ -44,11 +49,11 @@ def overview() -> str:
     recipes = ", ".join(sorted(path.name for path in RECIPES.glob("*.yaml")))
     more = (
         "`rlhf-nb COMMAND --help` explains a command. On several GPUs: rlhf-nb launch "
-        "--config_file ddp.yaml -m rlhf_nb.cli COMMAND ..., which is accelerate launch with the "
-        f"names of recipes. Recipes of the package, in {RECIPES}: {recipes}."
+        "--config_file ddp.yaml -m rlhf_nb.cli COMMAND ... Recipes of the package, in "
+        f"{RECIPES}: {recipes}."
     )
     head = "usage: rlhf-nb COMMAND [--OPTION VALUE ...]\n\nLearn, run and trust RLHF with PPO.\n"
-    lines = [f"  {name:{max(map(len, COMMANDS))}}  {line}" for name, line in COMMANDS.items()]
+    lines = [f"  {name:{max(map(len, MORE))}}  {line}" for name, line in (COMMANDS | MORE).items()]
     return "\n".join([head, *lines, "", textwrap.fill(more, width=100, break_on_hyphens=False)])
 
 
@@ -61,23 +66,33 @@ def main(words: list[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
             if os.name == "posix" and stream in (sys.__stdout__, sys.__stderr__):
                 unbroken(stream)
+    if words[:1] == ["help"]:  # `help`, `help ppo`
+        words = [*words[1:2], "--help"]
     name = words[0] if words else ""
     if name in ("", "-h", "--help"):
         print(overview())
         if not name:
             print("rlhf-nb: give a COMMAND. See rlhf-nb --help", file=sys.stderr)
         return 0 if name else 2
-    if name == "--version":
+    if name in ("-V", "--version"):
         print(f"rlhf-nb {__version__}")
         return 0
+    if name == "completion":
+        print(kept()["completion"])
+        return 0
     if name not in (*COMMANDS, "launch"):
-        known = f"{did_you_mean(name, COMMANDS) or ' Commands: ' + ', '.join(COMMANDS) + '.'}"
+        known = did_you_mean(name, [*COMMANDS, *MORE, "train"]).replace(
+            "train", "sft, reward or ppo"
+        )
+        known = known or f" Commands: {', '.join([*COMMANDS, *MORE])}."
         print(f"rlhf-nb: there is no command {name!r}.{known} See rlhf-nb --help", file=sys.stderr)
         return 2
     if logging.lastResort is not None:  # where warnings go
         logging.lastResort.addFilter(harmless_record)
     try:
         check_place()
+        if name != "launch" and answered(name, words[1:]):
+            return 0
         module = import_module(f"rlhf_nb.cli.{'recipes' if name == 'launch' else name}")
         run = module.launch if name == "launch" else getattr(module, f"{name}_command")
         return run(words[1:]) or 0

@@ -100,6 +100,6 @@ def print_end(
     told = (
         f"\nAll stages: {duration(seconds)}. What to do next:\n"
         f"  open {page}\n"
-        f"  rlhf-nb view {shlex.quote(str(folder))}"
+        f"  rlhf-nb plot {shlex.quote(str(folder))}"
     )
     console.print(terminal_text(told, console), soft_wrap=True)

@@ -17,9 +17,9 @@ from transformers.hf_argparser import string_to_bool
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.fields import complaint, hints_of, names_of
 from rlhf_nb.base.terminal import harmless
-from rlhf_nb.cli.help import About, help_page
+from rlhf_nb.cli.help import About, help_text, page_of
+from rlhf_nb.cli.quick import suggestion
 from rlhf_nb.cli.recipes import read_recipe
-from rlhf_nb.training.compat import CONFIG
 
 
 def kinds_of(hint: Any) -> list[Any]:
@@ -58,7 +58,8 @@ class ShowHelp(argparse.Action):
     "`--help` and `--help-all`."
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        print(help_page(parser.about, parser.known, parser.theirs, self.dest == "help_all"), end="")
+        everything = self.dest == "help_all"
+        print(help_text(page_of(parser.about, parser.known, parser.theirs, everything)), end="")
         parser.exit()
 
 
@@ -98,17 +99,10 @@ class Parser(HfArgumentParser):
         self.known.setdefault(action.dest, action)
         return action
 
-    def suggest(self, name: str, before: str = "") -> str:
-        "What an unknown option is called here, or the nearest one."
-        if "ppo" in (self.prog.split()[1], self.about.section) and name in CONFIG:
-            return f" An older name: use {CONFIG[name]}"
-        known = [x for x in self.known if before or x not in ALONE]
-        return did_you_mean(f"{before}{name}", [f"{before}{x}" for x in known])
-
     def error(self, message: str) -> NoReturn:
         "What is wrong and how to fix it, on one line; exit code 2."
         if unknown := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
-            message += "." + self.suggest(unknown[1].removeprefix("--"), "--")
+            message += "." + suggestion(unknown[1][2:], self.known, "--")
         elif wrong := re.match(r"argument --(\w+).*: invalid choice: '([^']*)'", message):
             choices = list(map(str, self.known[wrong[1]].choices or []))
             some = ", ".join(choices[:8]) + ", ..." * (len(choices) > 8)
@@ -152,7 +146,8 @@ class Parser(HfArgumentParser):
             if name in ALONE:
                 self.error(f"{key} is for the command line alone: leave it out of the file")
             if name not in self.known:
-                self.error(f"unknown key {key!r}.{self.suggest(key)}")
+                known = [x for x in self.known if x not in ALONE]
+                self.error(f"unknown key {key!r}.{suggestion(key, known)}")
             if isinstance(value, list) and self.known[name].nargs != "+":
                 self.error(f"{key} takes one value, not a list")
             texts = [

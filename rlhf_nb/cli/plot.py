@@ -130,4 +130,5 @@ def plot_command(words: Sequence[str]) -> None:
     if twice := len(options.runs) - len(of_run):
         print(f"{twice} of the runs were given before, and are left out.")
     where = harmless(f"{output}.png and {output}.svg")
-    print(f"rlhf-nb plot: {len(metrics)} metrics of {len(of_run)} runs in {where}")
+    n, m = len(metrics), len(of_run)
+    print(f"rlhf-nb plot: {n} metric{'s' * (n != 1)} of {m} run{'s' * (m != 1)} in {where}")

@@ -27,7 +27,7 @@ from rlhf_nb.cli.ppo_models import (
     scorers,
     value_model_of,
 )
-from rlhf_nb.cli.scoring import load_function
+from rlhf_nb.cli.scoring import load_function, load_reward_function
 from rlhf_nb.cli.training import finish, in_folder
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.training.engines import Engine
@@ -61,8 +61,8 @@ ABOUT = About(
     },
     required={
         "dataset_name": "required",
-        "model_name_or_path": "required",
-        "reward_model_path": "required, or --reward_function or --environment",
+        "model_name_or_path": "required, or --sft_model_path",
+        "reward_model_path": "required, or --reward_function, --environment or reasoning_gym:NAME",
         "reward_function": "required, or --reward_model_path or --environment",
     },
     help=TRAINER_HELP
@@ -84,6 +84,7 @@ def ppo_parser() -> Parser:
 def trainer_of(data: TrainDataArguments, models: PPOModelArguments, args: PPOConfig) -> PPOTrainer:
     "The trainer that the options describe. Raises ValueError and OSError on wrong ones."
     check_models(models, args, data.dataset_name)
+    functions = [load_reward_function(name) for name in models.reward_function or []]
     if models.engine and args.use_vllm:
         raise ValueError("--engine and --use_vllm both say who samples: leave one of them out.")
     make_engine = load_function("--engine", models.engine) if models.engine else None
@@ -97,7 +98,7 @@ def trainer_of(data: TrainDataArguments, models: PPOModelArguments, args: PPOCon
     copy.copy(args).set_sizes(len(train))  # before models are loaded; the trainer counts again
     tokenizer = load_run_tokenizer(models)
     check_template(data.dataset_name, train, tokenizer)
-    judges = scorers(models, args)
+    judges = [*scorers(models, args), *functions]
     with require_name(f"--{given}", name):
         policy = load_policy(name, **load_options(models))
     trainer = PPOTrainer(

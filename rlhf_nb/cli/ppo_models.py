@@ -12,7 +12,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 from rlhf_nb.cli.arguments import PPOModelArguments
 from rlhf_nb.cli.models import in_dtype, load_options, require_name
-from rlhf_nb.cli.scoring import REWARDS, load_reward_function
+from rlhf_nb.cli.scoring import REWARDS
 from rlhf_nb.estimators import ESTIMATORS
 from rlhf_nb.judges import ensemble_of, load_judge
 from rlhf_nb.models import scorer_from, zero_head
@@ -77,8 +77,7 @@ def check_models(
 
 
 def scorers(models: PPOModelArguments, args: PPOConfig) -> list[Any]:
-    "Reward model and reward functions, in this order: that of reward_weights."
-    functions = [load_reward_function(name) for name in models.reward_function or []]
+    "The reward models; behind them come the reward functions, in the order of reward_weights."
     named = [("--reward_ensemble", name) for name in models.reward_ensemble or []]
     if has_reward_model(models, args):
         named.insert(0, ("--reward_model_path", args.reward_model_path))
@@ -86,7 +85,7 @@ def scorers(models: PPOModelArguments, args: PPOConfig) -> list[Any]:
     for flag, name in named:
         with require_name(flag, name):
             loaded.append(in_dtype(load_judge(name, args.reward_level), models))
-    return loaded + functions
+    return loaded
 
 
 def reward_tokenizer_of(models: PPOModelArguments) -> PreTrainedTokenizerBase | None:

@@ -32,7 +32,7 @@ class PreflightArguments:
         "Good and bad answers, which the rewards must tell apart: a file (or data set) with the "
         "columns prompt, chosen, rejected. None: references of the data set against spoilt ones.",
     )
-    html: str = setting("preflight.html", "The page that is written; 'none': no page.")
+    output: str = setting("preflight.html", "The page that is written; 'none': no page.")
     overwrite: bool = setting(False, OVERWRITE)
     json: bool = setting(False, "Print JSON instead of a table.")
 
@@ -48,7 +48,7 @@ ABOUT = About(
         "rlhf-nb preflight --config mini_tldr.yaml --preflight_pairs pairs.jsonl --json",
     ),
     options={
-        "preflight": ("preflight_pairs", "html", "overwrite", "json"),
+        "preflight": ("preflight_pairs", "output", "overwrite", "json"),
         **{name: x for name, x in OF_PPO.options.items() if not name.startswith("logs")},
     },
     required=OF_PPO.required,
@@ -80,8 +80,8 @@ def preflight_command(words: Sequence[str]) -> int:
     how, data, models, args = preflight_parser().settings(words)
     if models.dry_run:
         raise ValueError("--dry_run plans memory and runs nothing: give it to `rlhf-nb ppo`.")
-    if how.html != "none":
-        writable(how.html, "--html", how.overwrite)
+    if how.output != "none":
+        writable(how.output, "--output", how.overwrite)
     pairs = check_pairs(pairs_of(how.preflight_pairs), f"--preflight_pairs {how.preflight_pairs}")
     # the checks alone go to the output
     with in_folder(args, keep=False), redirect_stdout(sys.stderr):
@@ -91,6 +91,6 @@ def preflight_command(words: Sequence[str]) -> int:
     else:
         wide = None if sys.stdout.isatty() else 140
         Console(file=sys.stdout, width=wide).print(done)
-    if how.html != "none":
-        print(harmless(f"rlhf-nb preflight: {done.save_html(how.html)}"), file=sys.stderr)
+    if how.output != "none":
+        print(harmless(f"rlhf-nb preflight: {done.save_html(how.output)}"), file=sys.stderr)
     return 0 if done.passed else 1

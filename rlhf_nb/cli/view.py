@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from rlhf_nb.base.fields import Count, Index, setting
+from rlhf_nb.base.fields import Count, setting
 from rlhf_nb.base.files import OVERWRITE, writable
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.cli.help import About
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class ViewArguments:
     "What is shown, and where."
 
-    update: list[Index] | None = setting(
-        None, "Updates to show. None: 24, spread over the run; in the terminal the last."
+    update: list[int] | None = setting(
+        None, "Updates to show; last: the last. None: 24 of them; in the terminal the last."
     )
     episodes: Count | None = setting(
         None,
@@ -120,13 +120,23 @@ def parse_objective(text: str) -> Objective:
     return Objective(**{f.name: read[f.name] for f in fields(Objective)})
 
 
+def show(page: Path, no_browser: bool) -> None:
+    "Open a page in the browser, where that is wanted, and print where it is."
+    opened = no_browser or webbrowser.open(page.resolve().as_uri())
+    unseen = "" if opened else " (no browser was found: open it yourself)"
+    print(f"rlhf-nb view: {harmless(str(page))}{unseen}")
+
+
 def view_command(words: Sequence[str]) -> None:
     "`rlhf-nb view`."
     parser = view_parser()
-    options = parser.read(words)
+    both = zip(["", *words], words)
+    options = parser.read(["-1" if pair == ("--update", "last") else pair[1] for pair in both])
     if options.terminal and options.output:
         parser.error("--terminal writes nothing: leave out --output")
     folder, tokenizer = Path(options.run), None
+    if folder.suffix == ".html" and folder.is_file():
+        return show(folder, options.no_browser)
     name = f"{folder.stem}-rollouts.html" if folder.is_file() else "rollouts.html"
     beside = folder.parent if folder.is_file() else folder
     path = Path(options.output or beside / name)
@@ -155,6 +165,7 @@ def view_command(words: Sequence[str]) -> None:
     objective = None if options.objective is None else parse_objective(options.objective)
     browser = browse(options.run, None, columns, tokenizer, objective)
     last = max(browser.run.files)
+    options.update = options.update and [last if k == -1 else k for k in options.update]
     if missing := sorted({*(options.update or [])} - {*browser.run.files}):
         parser.error(
             f"--update is {missing[0]} and {folder} keeps {ranges_of(browser.run.files)}: "
@@ -172,6 +183,4 @@ def view_command(words: Sequence[str]) -> None:
         print(f"rlhf-nb view: {harmless(told)}")
     for note in notes_of(browser.run.rollout((options.update or [last])[-1])):
         print(f"rlhf-nb view: {harmless(note)}")
-    opened = options.no_browser or webbrowser.open(page.resolve().as_uri())
-    unseen = "" if opened else " (no browser was found: open it yourself)"
-    print(f"rlhf-nb view: {harmless(str(page))}{unseen}")
+    show(page, options.no_browser)

@@ -156,8 +156,7 @@ def targets_of(
     steps: Sequence[Sequence[int]] | None = None,  # the tokens that a judge scored; None: none
 ) -> Targets:
     "Rewards, advantages and returns of a batch, row by row."
-    price = price_in_rewards(kl_coef, args)
-    rewards = [rewards_of(*row, price) for row in zip(kl, scores)]
+    rewards = [rewards_of(*row, price_in_rewards(kl_coef, args)) for row in zip(kl, scores)]
     used = whiten(rewards, keep_mean=True) if args.whiten_rewards else rewards
     if args.advantage_estimator not in BY_HAND:
         return Targets(used, None, None)
@@ -182,8 +181,7 @@ def targets_of(
 def group_advantages(rewards: Sequence[Row], lengths: Sequence[int], args: Any) -> list[Row]:
     "Advantages without a value model: 2402.14740, 2402.03300, 2503.20783, 2501.03262."
     if args.advantage_estimator == "reinforce_pp":
-        to_go = [gae_of(row, [0.0] * len(row), 0.0, args.gamma, 1.0) for row in rewards]
-        return whiten(to_go)
+        return whiten([gae_of(row, [0.0] * len(row), 0.0, args.gamma, 1.0) for row in rewards])
     earned, k = [sum(row) for row in rewards], args.num_generations
     advantages = []
     for i, n in enumerate(lengths):
@@ -197,8 +195,7 @@ def group_advantages(rewards: Sequence[Row], lengths: Sequence[int], args: Any) 
 
 
 def step_advantages(rewards: Sequence[Row], steps: Sequence[Sequence[int]], k: int) -> list[Row]:
-    """Each step in units of the steps of its group, and for a token all that end at it or later.
-    2402.03300, section 4.1.3."""
+    "Each step in units of its group; of a token, all that end at it or later. 2402.03300, 4.1.3."
     advantages = [[0.0] * len(row) for row in rewards]
     for start in range(0, len(rewards), k):
         earned: list[tuple[int, int, float]] = []  # row, last token, and what the step earns

@@ -8,10 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from rlhf_nb.base.files import write_text_atomic
+from rlhf_nb.base.terminal import harmless
+from rlhf_nb.ui.html import Html, data_table, element, safe_text, section_page, sheet, themed_markup
 
 SIGNS = {"passed": "✓", "failed": "✗", "skipped": "↷", "not measured": "–"}  # beside each colour
 
@@ -47,27 +52,32 @@ def not_here(why: str) -> Finding:
     return Finding(None, f"not measured here: {why}")
 
 
+Measure = Callable[[Any], Finding]
+
+
 @dataclass(frozen=True)
 class Rung:
     "One check of the ladder."
 
     name: str
-    measure: Callable[[Any], Finding]
+    measure: Measure
     expected: str
     advice: str
     needs: Sequence[str] = ()  # names of rungs without which this one says nothing
 
 
-def rung(
-    ladder: list[Rung], name: str, expected: str, advice: str, needs: Sequence[str] = ()
-) -> Callable[[Callable], Callable]:
-    "Makes the function below it the next rung of a ladder."
+class Ladder(list[Rung]):
+    "Rungs in their order."
 
-    def enter(measure: Callable[[Any], Finding]) -> Callable[[Any], Finding]:
-        ladder.append(Rung(name, measure, expected, advice, needs))
-        return measure
+    def rung(self, name: str, advice: str, needs: Sequence[str] = ()) -> Callable[..., Measure]:
+        "Makes the function below it the next rung; its docstring is what is expected, and why."
 
-    return enter
+        def enter(measure: Measure) -> Measure:
+            expected = " ".join((measure.__doc__ or "").split())
+            self.append(Rung(name, measure, expected, advice, needs))
+            return measure
+
+        return enter
 
 
 @dataclass(frozen=True)
@@ -99,21 +109,15 @@ class Checks:
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         "Sign and state, name, what was measured, what is expected, and what to do if it failed."
-        return [
-            (
-                f"{SIGNS[check.state]} {check.state}",
-                check.name,
-                check.measured,
-                check.expected,
-                check.advice if check.state == "failed" else "",
-            )
-            for check in self.checks
-        ]
+        rows = []
+        for check in self.checks:
+            state = f"{SIGNS[check.state]} {check.state}"
+            advice = check.advice if check.state == "failed" else ""
+            rows.append((state, check.name, check.measured, check.expected, advice))
+        return rows
 
     def page(self) -> str:
         "A whole page, in the style of a demo's result, with what failed first."
-        from rlhf_nb.ui.html import element, safe_text, section_page
-
         opening = "".join(element("p", safe_text(x)) for x in (self.verdict, self.note) if x)
         heads = ("State", "Check", "Measured", "Expected, and why", "If it fails, look at")
         rows = [(*row[:4], check.advice) for row, check in zip(self.rows(), self.checks)]
@@ -131,14 +135,10 @@ class Checks:
 
     def save_html(self, path: str | Path) -> Path:
         "Write the page."
-        from rlhf_nb.base.files import write_text_atomic
-
         write_text_atomic(path, self.page())
         return Path(path)
 
     def _repr_html_(self) -> str:
-        from rlhf_nb.ui.html import element, safe_text, sheet, themed_markup
-
         lead = [element("p", safe_text(x)) for x in (self.verdict, self.note) if x]
         heads, rows = ("State", "Check", "Measured", "Expected, and why", "Look at"), self.rows()
         columns = 5 if any(row[4] for row in rows) else 4
@@ -147,12 +147,6 @@ class Checks:
         return themed_markup(body, sheets=("sheet.css", "checks.css"))
 
     def __rich__(self) -> Table:
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-        from rich.text import Text
-
-        from rlhf_nb.base.terminal import harmless
-
         table = Table(title=self.title, caption=self.verdict, box=SIMPLE_HEAD, show_lines=True)
         for name in ("", "check", "measured", "expected; if it failed, what to look at"):
             table.add_column(name, overflow="fold")
@@ -168,8 +162,6 @@ class Checks:
 
 def table_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     "Rows of text as a table whose cells keep their lines."
-    from rlhf_nb.ui.html import Html, data_table, element, safe_text
-
     lines = lambda text: Html(element("br").join(map(safe_text, str(text).split("\n"))))
     return data_table("", heads, [[row[0], *map(lines, row[1:])] for row in rows], "checks")
 

@@ -113,10 +113,8 @@ FORMS = {
 
 
 @lru_cache
-def row_bytes(
-    size: ModelSize, form: Precision, length: int, layers: int, cached: bool = False
-) -> int:
-    """Bytes that one more row of so many tokens adds to what a body with so many layers keeps for
+def row_bytes(size: ModelSize, form: Precision, n: int, layers: int, cached: bool = False) -> int:
+    """Bytes that one more row of n tokens adds to what a body with so many layers keeps for
     its backward pass, each storage once; or to its cache. The body's own code runs on tensors
     without data, with attention by sdpa. Raises ValueError where it cannot."""
     body = unwrap(size.build(max(layers, 1))).base_model.eval()
@@ -141,9 +139,9 @@ def row_bytes(
             kept.append({})
             cache: Any = DynamicCache() if cached else None
             batch = dict(
-                inputs_embeds=torch.empty(rows, length, width, dtype=dtype, requires_grad=True),
-                attention_mask=torch.ones(rows, 1, length, length).bool(),
-                position_ids=torch.zeros(rows, length).long(),
+                inputs_embeds=torch.empty(rows, n, width, dtype=dtype, requires_grad=True),
+                attention_mask=torch.ones(rows, 1, n, n).bool(),
+                position_ids=torch.zeros(rows, n).long(),
                 past_key_values=cache,
                 use_cache=cached,
             )
@@ -214,8 +212,7 @@ FRAGMENTS = 0.1  # share of temporary memory lost to fragmentation
 @dataclass
 class MemoryPlan:
     """What a PPO run needs on each GPU, by phase and kind, from configs alone. What a run has too
-    has its name here. Raises ValueError, naming the field and the fix, where the run would be
-    refused too."""
+    has its name here. Raises ValueError, naming field and fix, where the run would be refused."""
 
     policy: PreTrainedConfig  # of a causal language model; no weights are read
     reward: PreTrainedConfig | None = None  # None: the reward is a function
@@ -318,8 +315,7 @@ def _outside(size: ModelSize, layers: int = 0) -> int:
 
 
 def states(plan: MemoryPlan, phase: str = "update") -> dict[str, float]:
-    """Bytes that stay on each GPU from update to update, and the gradients; Rajbhandari et al.
-    2020, section 3, for ZeRO."""
+    "Bytes that stay on a GPU, and the gradients; Rajbhandari et al. 2020, section 3, for ZeRO."
     n, b, layout, half = plan.num_processes, plan.form.weights, plan.layout, plan.dtype != "float32"
     numbers, w = sum(m.params for m in plan.frozen), 2 if half else 4
     if plan.offload_frozen:  # the largest is placed while it runs
@@ -350,8 +346,7 @@ def states(plan: MemoryPlan, phase: str = "update") -> dict[str, float]:
 
 
 def gathered_bytes(plan: MemoryPlan, phase: str) -> float:
-    """Bytes of weights and gradients that are temporarily whole on a GPU, in addition to their
-    shards; buckets of DeepSpeed."""
+    "Bytes of weights and gradients that are whole on a GPU for a while, and DeepSpeed's buckets."
     (policy, *value), b = plan.trained, plan.form.weights
     weights, learns = (sum(getattr(m, x) for m in plan.trained) for x in ("params", "trained"))
     whole = phase == "rollout" and plan.ds3_gather_for_generation
@@ -370,8 +365,7 @@ def gathered_bytes(plan: MemoryPlan, phase: str) -> float:
 
 
 def _copies(plan: MemoryPlan, phase: str) -> float:
-    """The bf16 copies of matrices that autocast keeps: of trained ones, until the forward pass is
-    over; without checkpointing of all, for the backward pass."""
+    "The bf16 copies of matrices that autocast keeps; of trained ones, only in the forward pass."
     running = plan.trained[:1] if phase == "rollout" else plan.trained
     if phase != "update" or plan.activation_checkpointing:
         running = [m for m in running if m.trained == m.params]
@@ -379,8 +373,7 @@ def _copies(plan: MemoryPlan, phase: str) -> float:
 
 
 def _logits(plan: MemoryPlan, rows: int, whole: int, copies: int) -> float:
-    """Two copies of a chunk. ZeRO-3 does not run body and head separately: there `whole` times all
-    logits [B, 2 T + 1, V], and `copies` of a chunk."""
+    "Two copies of a chunk; ZeRO-3: `whole` times all logits [B, 2 T + 1, V], `copies` of a chunk."
     policy, tokens = plan.trained[0], rows * plan.drawn
     if plan.layout != "zero3":
         return logits_bytes(policy, tokens)
@@ -407,10 +400,9 @@ def _with_gradient(plan: MemoryPlan) -> dict[str, float]:
     policy, rows, form = plan.trained[0], plan.per_device_train_batch_size, plan.form
     n, read = plan.length, plan.drawn + 1  # before each token, after the last
     zero3, recompute = plan.layout == "zero3", plan.activation_checkpointing
-    first, *of_value = (
-        model_activations(m, form, rows, n, recompute, n if zero3 and m is policy else read)
-        for m in plan.trained
-    )
+    reads = [n if zero3 and m is policy else read for m in plan.trained]
+    both = zip(plan.trained, reads)
+    first, *of_value = (model_activations(m, form, rows, n, recompute, k) for m, k in both)
     chunked = rows * plan.drawn > CHUNK // policy.vocab  # each is recomputed then
     held = _logits(plan, rows, 1, 0 if chunked else 4) if zero3 else 0
     layer: float = 2 * rows * n * form.stream * policy.hidden

@@ -1,5 +1,4 @@
-"""Before the GPU hours: a ladder of checks on a trainer's own models, data and settings, cheapest
-first. Nothing of the run is touched."""
+"A ladder of checks on a trainer's own models, data and settings. It touches nothing of the run."
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ def check_pairs(
     pairs: Iterable[Any] | None,  # rows with prompt, chosen (good) and rejected (bad) answers
     name: str = "pairs",  # that an error calls them
 ) -> list[dict[str, Any]] | None:
-    """The rows as dictionaries. Raises ValueError where there are none, a column is missing, or a
-    prompt is neither text nor a conversation."""
+    "The rows as dictionaries. Raises ValueError on none, or where a column or a prompt is wrong."
     if pairs is None:
         return None
     rows = list(pairs)
@@ -38,9 +36,8 @@ def check_pairs(
         raise ValueError(f"{name} has no rows: give at least one, with {', '.join(COLUMNS)}.")
     for i, row in enumerate(rows):
         names = list(row) if isinstance(row, dict) else []
-        wrong = [
-            x for x in COLUMNS if x not in names or (x != "prompt" and not isinstance(row[x], str))
-        ]
+        texts = [x for x in names if x == "prompt" or isinstance(row[x], str)]
+        wrong = [x for x in COLUMNS if x not in texts]
         if wrong:
             raise ValueError(
                 f"{name}, row {i}: {wrong[0]} is missing or no text, and it has the columns "

@@ -15,7 +15,7 @@ import torch
 
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.fields import facts_of, settings_that_say
-from rlhf_nb.base.files import checkpoints, read_object
+from rlhf_nb.base.files import DEMO_MARK, checkpoints, read_object
 from rlhf_nb.base.loading import no_bars
 from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.checkpoint import MANIFEST, verify
@@ -84,6 +84,8 @@ def find_checkpoint(folder: Path, update: int) -> Path:
         raise ValueError(f"{folder} has no rollout of update {update}.{why}{can}")
     if f"checkpoint-{update}" not in saved:
         how = "save_start (--save_start)" if update == 0 else "save_steps=1 (--save_steps 1)"
+        if (folder.parent / DEMO_MARK).is_file():
+            how = "`rlhf-nb demo --save_steps 1 --fresh`"
         raise ValueError(
             f"{folder} has no checkpoint-{update}, the state before update {update}: train with "
             f"{how}.{can}"
@@ -252,8 +254,7 @@ def update_again(
         trainer = source.make_trainer({**source.settings, **changes}, folder)
         saved = source.rollout(trainer.args.process_index, trainer.args.world_size)
         r = prepare_rollout(trainer, saved)
-        metrics = dict(trainer.update(r))
-        return trainer, r, metrics | movement(trainer, r)
+        return trainer, r, dict(trainer.update(r)) | movement(trainer, r)
 
 
 # ---- Before and after ----
@@ -291,9 +292,8 @@ def replay(
     update: int,  # from 0: the k-th starts from checkpoint-k
     **settings: Any,  # of PPOConfig, those that change
 ) -> Replay:
-    """One update of a run with its settings and with others, from the same rollout. Raises
-    ValueError on a setting that an update does not read, and where the run did not keep what is
-    needed."""
+    """One update of a run with its settings and others, from the same rollout. Raises ValueError on
+    a setting that an update does not read, and where the run did not keep what is needed."""
     check_names(settings)
     source = source_of(run, update)
     old = source.settings

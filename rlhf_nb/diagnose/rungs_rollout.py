@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlhf_nb.base.encoding import plain_ids, prompt_text, template_settings
 from rlhf_nb.diagnose import by_hand
-from rlhf_nb.diagnose.checks import Finding, Rung, not_here, rung
+from rlhf_nb.diagnose.checks import Finding, Ladder, not_here
 from rlhf_nb.diagnose.subject import (
     Observed,
     Subject,
@@ -29,7 +29,7 @@ from rlhf_nb.rollout import Rollout
 from rlhf_nb.sft import encode_rows
 from rlhf_nb.ui.episodes import end_of
 
-RUNGS: list[Rung] = []
+RUNGS = Ladder()
 
 
 # ---- Data ----
@@ -49,15 +49,13 @@ def prompt_fault(tokenizer: Any, row: dict[str, Any], ids: list[int]) -> str:
     return ""
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "data: prompts",
-    "the ids of a prompt are those of its text, rendered once, BOS at most once, padding on "
-    "the left: the policy goes on from the last id (definition)",
     "the chat template, BOS in the texts, the side on which prompts are cut or padded",
 )
 def prompts(subject: Subject) -> Finding:
-    "Some prompts as the policy sees them, against an encoding of their texts made here."
+    """the ids of a prompt are those of its text, rendered once, BOS at most once, padding on the
+    left: the policy goes on from the last id (definition)"""
     rows, tokenizer = subject.rows(32), subject.tokenizer
     batch = subject.trainer.data_collator(rows)
     ids, mask = batch["prompt_ids"], batch["prompt_mask"].bool()
@@ -76,15 +74,13 @@ def prompts(subject: Subject) -> Finding:
     return Finding(True, shown)
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "data: lengths",
-    "at most half of the references are longer than response_length, or the median answer is cut "
-    "off (prompts beyond a model's positions are refused by the trainer)",
     "response_length, max_prompt_length, and the unit: tokens of this tokenizer",
 )
 def lengths(subject: Subject) -> Finding:
-    "Tokens of prompts, and of references against response_length."
+    """at most half of the references are longer than response_length, or the median answer is cut
+    off (prompts beyond a model's positions are refused by the trainer)"""
     args, tokenizer = subject.args, subject.tokenizer
     batch = subject.trainer.data_collator(subject.rows(512))
     tokens = sorted(batch["prompt_mask"].sum(1).tolist())
@@ -99,15 +95,13 @@ def lengths(subject: Subject) -> Finding:
     return Finding(cut <= 0.5, text)
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "data: episodes",
-    "the first stop token ends a response and counts, nothing behind it does "
-    "(2403.17031; definition)",
     "stop_token, stop_token_id, the mask of the response, the pad token",
 )
 def episodes(subject: Subject) -> Finding:
-    "Where each response ends, from its ids alone."
+    """the first stop token ends a response and counts, nothing behind it does (2403.17031;
+    definition)"""
     r, sampling = subject.start.sampled, subject.trainer.sampling_settings
     if sampling.stop_strings is not None:
         return not_here("stop_strings end a response within a token's text")
@@ -122,17 +116,15 @@ def episodes(subject: Subject) -> Finding:
     return Finding(not wrong, text)
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "data: stop token",
-    "at least one response of the whole run ends by itself, else the EOS penalty is a "
-    "constant (2403.17031, 'EOS trick'); a token has at least a tenth of its uniform "
-    "probability, else training has suppressed it; the references keep it as a label",
     "whether SFT trained on the stop token (labels of -100 where pad is eos), stop_token, "
     "response_length",
 )
 def stop_token(subject: Subject) -> Finding:
-    "How likely the policy ends a response, and whether SFT on the references teaches it to."
+    """at least one response of the whole run ends by itself, else the EOS penalty is a constant
+    (2403.17031, 'EOS trick'); a token has at least a tenth of its uniform probability, else
+    training has suppressed it; the references keep it as a label"""
     start, sampling = subject.start, subject.trainer.sampling_settings
     share = start.sampled.stopped.float().mean().item()
     text = f"{share:.0%} of {len(start.sampled)} samples reached it"
@@ -153,11 +145,8 @@ def stop_token(subject: Subject) -> Finding:
 
 def without_stop_label(subject: Subject) -> int:
     "References whose stop token carries no label when `SFTTrainer` encodes them."
-    pairs = [
-        dict(prompt=row["prompt"], completion=text)
-        for row, text in subject.answers
-        if isinstance(row.get("prompt"), str)
-    ]
+    known = [(row.get("prompt"), text) for row, text in subject.answers]
+    pairs = [dict(prompt=x, completion=text) for x, text in known if isinstance(x, str)]
     eos = subject.tokenizer.eos_token_id
     if not pairs or eos is None:
         return 0
@@ -170,17 +159,15 @@ def without_stop_label(subject: Subject) -> int:
 SURPRISING = 5.0  # standard errors: one false alarm in about two million
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "log-probs: sampling",
-    "sampled tokens have the mean surprise that the scoring distribution predicts, its "
-    "entropy, within 5 standard errors (law of large numbers; one false alarm in two million)",
     "temperature of the sampler and of the log-probs; repetition_penalty, top_k or another "
     "leftover of the model's generation config; the mode of the policy while it samples",
     needs=("data: episodes",),
 )
 def sampling(subject: Subject) -> Finding:
-    "Whether sampled tokens are as surprising as the distribution that they are scored by says."
+    """sampled tokens have the mean surprise that the scoring distribution predicts, its entropy,
+    within 5 standard errors (law of large numbers; one false alarm in two million)"""
     hand = subject.start.hand.policy
     excess = sum((-x.logprobs - x.entropy).sum().item() for x in hand)
     error = math.sqrt(sum(x.surprise_var.sum().item() for x in hand))
@@ -191,42 +178,36 @@ def sampling(subject: Subject) -> Finding:
     return Finding(abs(excess / error) < SURPRISING, text + f"standard errors, {tokens} tokens")
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "log-probs: policy",
-    "log-probs of the rollout are those of the plain model on each row alone, at the sampling "
-    "temperature, up to rounding: 1e-3 nats in float32 (measured: 1e-5), 0.1 in bf16",
     "temperature, position ids and attention mask of padded rows, an offset by one",
     needs=("data: episodes",),
 )
 def policy(subject: Subject) -> Finding:
-    "Log-probs of the rollout against those of the plain model, a row at a time."
+    """log-probs of the rollout are those of the plain model on each row alone, at the sampling
+    temperature, up to rounding: 1e-3 nats in float32 (measured: 1e-5), 0.1 in bf16"""
     by_model = lambda x: farthest(x.sampled.logprobs, [y.logprobs for y in x.hand.policy])
     return compare_by_hand(subject, by_model, " nats")
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "log-probs: reference",
-    "the same of the reference in eval mode (1909.08593, section 2.2)",
     "dropout in the reference, its temperature, its adapter, which model it is",
     needs=("data: episodes",),
 )
 def reference(subject: Subject) -> Finding:
-    "The same of the reference."
+    "the same of the reference in eval mode (1909.08593, section 2.2)"
     by_model = lambda x: farthest(x.sampled.ref_logprobs, [y.logprobs for y in x.hand.reference])
     return compare_by_hand(subject, by_model, " nats")
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "log-probs: reference frozen",
-    "the reference stays what it is: no weight in common with the policy, none that learns, "
-    "eval mode (definition)",
     "how ref_model was made: copy.deepcopy(policy).eval().requires_grad_(False)",
 )
 def reference_weights(subject: Subject) -> Finding:
-    "That the reference holds weights of its own, which do not learn."
+    """the reference stays what it is: no weight in common with the policy, none that learns, eval
+    mode (definition)"""
     trainer = subject.trainer
     if trainer.ref_model is None:
         return not_here("the reference is the policy without its adapter")
@@ -240,37 +221,31 @@ def reference_weights(subject: Subject) -> Finding:
     return Finding(not shared and not learns and not dropping, f"{text} mode")
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "log-probs: KL by hand",
-    "kl_estimator on each token's log-probs, policy over reference "
-    "(joschu.net/blog/kl-approx.html)",
     "which of the two is subtracted, the estimator, the mask",
     needs=("log-probs: policy", "log-probs: reference"),
 )
 def kl(subject: Subject) -> Finding:
-    "The KL of each token by hand, where the policy was moved away from the reference."
+    "kl_estimator on each token's log-probs, policy over reference (joschu.net/blog/kl-approx.html)"
     estimator = subject.args.kl_estimator
     by_formula = lambda x: [torch.tensor(x.hand.kl(i, estimator)) for i in range(len(x.sampled))]
     return compare_by_hand(subject, lambda x: farthest(x.sampled.kl, by_formula(x)), " nats")
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "log-probs: ratio",
-    "exactly 1 on every token before a step, dropout included, so approxkl below 1e-8 in "
-    "float32 and 1e-5 in bf16 (1707.06347, eq. 6: the ratio is against what sampled)",
     "dropout in the policy, precision or padding that differ between rollout and update, a "
     "learning rate that is not the configured one",
     needs=("log-probs: policy",),
 )
 def ratio(subject: Subject) -> Finding:
-    "Every ratio of an update with learning rate 0, and the weights after it."
+    """exactly 1 on every token before a step, dropout included, so approxkl below 1e-8 in float32
+    and 1e-5 in bf16 (1707.06347, eq. 6: the ratio is against what sampled)"""
     metrics, changed = subject.start.metrics, subject.start.changed
     away, spread = abs(metrics["val/ratio"] - 1), metrics["val/ratio_var"]
     approxkl = metrics["policy/approxkl_avg"]
-    exact = subject.trainer.layout.in_float32(subject.trainer.model)
-    limit = 1e-8 if exact else 1e-5
+    limit = 1e-8 if subject.trainer.layout.in_float32(subject.trainer.model) else 1e-5
     text = f"mean ratio {away:.1e} from 1, variance {spread:.1e}, approxkl {approxkl:.1e}, "
     text += f"clipfrac {metrics['policy/clipfrac_avg']:g}; {changed} weights changed"
     good = approxkl <= limit and spread <= 100 * limit and not changed
@@ -280,16 +255,14 @@ def ratio(subject: Subject) -> Finding:
 # ---- Rewards ----
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "rewards: judges",
-    "a response has the same score alone, in any order and padding, and it is what the plain "
-    "reward model's head says after the last token (2009.01325; rounding as of the log-probs)",
-    "padding side and pad token of the reward model, dropout in it, the token that its score "
-    "is read at, a reward function that looks at its neighbours or draws random numbers",
+    "padding side and pad token of the reward model, dropout in it, the token that its score is "
+    "read at, a reward function that looks at its neighbours or draws random numbers",
 )
 def judges(subject: Subject) -> Finding:
-    "Scores of the rollout, of its rows one by one, in another order, and by the plain models."
+    """a response has the same score alone, in any order and padding, and it is what the plain
+    reward model's head says after the last token (2009.01325; rounding as of the log-probs)"""
     trainer, hand, limit = subject.trainer, subject.start.hand.scores, close(subject)
     r = subject.start.scored.select(list(range(min(len(subject.start.scored), 16))))
     order = list(range(len(r)))
@@ -338,16 +311,14 @@ def raw_by_hand(observed: Observed, subject: Subject) -> Tensor | None:  # [B, T
     return torch.stack([judges.weights[name] * x.double() for name, x in scores.items()]).sum(0)
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "rewards: scores",
-    "weighted sum of the judges, normalised, clipped, less missing_eos_penalty where a "
-    "response was cut off (2403.17031)",
     "reward_weights, normalize_scores, score_clip, missing_eos_penalty and its sign",
     needs=("rewards: judges", "data: episodes"),
 )
 def scores(subject: Subject) -> Finding:
-    "The score of each response by hand: weights, normalisation, clip, EOS penalty."
+    """weighted sum of the judges, normalised, clipped, less missing_eos_penalty where a response
+    was cut off (2403.17031)"""
     observed, args, limit = subject.start, subject.args, close(subject)
     raw, r = raw_by_hand(observed, subject), observed.scored
     pairs = zip(score_rows(r.raw_scores, r), r.stopped.tolist())
@@ -382,18 +353,16 @@ def user_pairs(subject: Subject) -> Finding:
     return Finding(won > lost, f"{text}{good.mean():+.2f} against {bad.mean():+.2f}")
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "rewards: pairs",
-    "the good answer wins more often than it loses; a reference is not beaten by an empty "
-    "answer, by its own words shuffled, nor (for a reward model) by itself three times over: "
-    "chance is one half; where shuffled words are worse, an empty answer is no match for it",
     "the reward function's comparison, the column it compares with, the labels of the reward "
     "model's pairs",
     needs=("rewards: judges",),
 )
 def pairs(subject: Subject) -> Finding:
-    "Good against bad answers: the user's, or references against spoilt ones."
+    """the good answer wins more often than it loses; a reference is not beaten by an empty answer,
+    by its own words shuffled, nor (for a reward model) by itself three times over: chance is one
+    half; where shuffled words are worse, an empty answer is no match for it"""
     if subject.pairs:
         return user_pairs(subject)
     if not subject.answers:
@@ -415,15 +384,13 @@ def pairs(subject: Subject) -> Finding:
     return Finding(not as_good, text + ". Empty answers earn what references earn" * as_good)
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "rewards: odd answers",
-    "a finite number for an empty, a cut and a very long answer: the policy will write all of "
-    "them (definition)",
     "divisions by the length of an answer, an answer that is cut to max_length",
 )
 def edges(subject: Subject) -> Finding:
-    "What an empty, a cut, and a very long answer get."
+    """a finite number for an empty, a cut and a very long answer: the policy will write all of them
+    (definition)"""
     r, rows = subject.start.scored, subject.rows(8)
     answers = [r.responses[i % len(r)] or "a" for i in range(len(rows))]
     if subject.answers:
@@ -441,16 +408,14 @@ def edges(subject: Subject) -> Finding:
     return Finding(finite, f"mean score: {shown}; sampled {score_sums(r.raw_scores).mean():+.2f}")
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "rewards: spread",
-    "above 0 between responses to one prompt: without a difference nothing is preferred, and "
-    "advantages are noise (definition of the advantage)",
-    "temperature, response_length, a reward that depends on the prompt alone or is nearly "
-    "always the same",
+    "temperature, response_length, a reward that depends on the prompt alone or is nearly always "
+    "the same",
 )
 def spread(subject: Subject) -> Finding:
-    "How much the score differs between responses to one prompt, and between prompts."
+    """above 0 between responses to one prompt: without a difference nothing is preferred, and
+    advantages are noise (definition of the advantage)"""
     rows, k = subject.rows(8), max(4, subject.args.num_generations)
     again = [copy.deepcopy(row) for row in rows for _ in range(k)]
     groups = subject.score(again, subject.sample_texts(rows, k)).double().reshape(-1, k)
@@ -460,15 +425,13 @@ def spread(subject: Subject) -> Finding:
     return Finding(within > 0 and math.isfinite(within), text)
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "rewards: per token",
-    "-kl_coef times the KL on every token, and the score on the last one (1909.08593, eq. 2)",
     "the signs of score and KL, the token that is paid, tensors changed in place, whitening",
     needs=("log-probs: KL by hand", "rewards: scores"),
 )
 def token_rewards(subject: Subject) -> Finding:
-    "The reward of each token by hand, and whether its KL is still what it was."
+    "-kl_coef times the KL on every token, and the score on the last one (1909.08593, eq. 2)"
     by_formula = lambda x: row_gap(x.rollout.rewards, targets(x).rewards)
     passed, text = compare_by_hand(subject, by_formula)
     both = subject.start, subject.off_policy
@@ -513,46 +476,40 @@ def real_values(observed: Observed) -> list[list[float]]:
     return [x[:n].tolist() for x, n in zip(observed.hand.values or (), lengths)]
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "value model: values",
-    "V of a token is the plain value model's number before that token is read, and 0 on "
-    "padding (1506.02438, section 3; rounding as of the log-probs)",
     "an offset by one, positions and mask of padded rows, the head, dropout",
     needs=("data: episodes",),
 )
 def values(subject: Subject) -> Finding:
-    "Values of the rollout against those of the plain model, a row at a time."
+    """V of a token is the plain value model's number before that token is read, and 0 on padding
+    (1506.02438, section 3; rounding as of the log-probs)"""
     if subject.start.hand.values is None:
         return not_here(NO_VALUE)
     return compare_by_hand(subject, lambda x: row_gap(x.sampled.values, real_values(x)))
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "value model: advantages",
-    "the estimator's formula, whitened over real tokens (GAE: 1506.02438, eq. 16; others by "
-    "their papers)",
     "gamma, lam, what follows the last token, whitening over padding, groups of a prompt",
     needs=("rewards: per token", "value model: values"),
 )
 def advantages(subject: Subject) -> Finding:
-    "Advantages by hand."
+    """the estimator's formula, whitened over real tokens (GAE: 1506.02438, eq. 16; others by their
+    papers)"""
     if why := why_unknown(subject):
         return not_here(why)
     by_formula = lambda x: row_gap(x.rollout.advantages, targets(x).advantages or [])
     return compare_by_hand(subject, by_formula, slack=3)
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "value model: returns",
-    "advantage before whitening, plus value (1506.02438; 2403.17031)",
     "targets made of whitened advantages, lam_value, bootstrap_truncated",
     needs=("rewards: per token", "value model: values"),
 )
 def returns(subject: Subject) -> Finding:
-    "What the value model is trained towards, by hand."
+    "advantage before whitening, plus value (1506.02438; 2403.17031)"
     if why := NO_VALUE if subject.start.hand.values is None else why_unknown(subject):
         return not_here(why)
     return compare_by_hand(subject, lambda x: row_gap(x.rollout.returns, targets(x).returns or []))

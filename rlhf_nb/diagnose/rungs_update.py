@@ -1,5 +1,4 @@
-"""Rungs on the update: its loss and gradient by hand, whether it learns, what changes from one
-update to the next, and what is kept of a run."""
+"Rungs on the update: loss and gradient by hand, learning, the next updates, what is kept of a run."
 
 from __future__ import annotations
 
@@ -17,11 +16,12 @@ from transformers import AutoModelForCausalLM, get_scheduler
 
 from rlhf_nb.base.custom import linear_head
 from rlhf_nb.diagnose import by_hand
-from rlhf_nb.diagnose.checks import Finding, Rung, not_here, rung
+from rlhf_nb.diagnose.checks import Finding, Ladder, not_here
 from rlhf_nb.diagnose.subject import (
     LOOKED_AT,
     Observed,
     Subject,
+    Tensors,
     changes,
     close,
     count_changes,
@@ -34,7 +34,7 @@ from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.training.optimizers import inner_optimizer
 
-RUNGS: list[Rung] = []
+RUNGS = Ladder()
 EPISODES = 128  # that a trivial reward is learned from, about
 UPDATES = 4, 16  # at least, at most
 FEWEST = 32  # episodes: of fewer, chance decides what is learned (16 of 1 each: 3 of 8 seeds)
@@ -65,15 +65,9 @@ def loss_by_hand(observed: Observed) -> dict[str, float]:
             values = None if hand.values is None else hand.values[i]
             of_episode = episode_sums(r, i, hand.policy[i], values, args, among)
             sums.update({name: x.item() for name, x in of_episode._asdict().items()})
-    names = dict(
-        policy="loss/policy_avg",
-        value="loss/value_avg",
-        entropy="policy/entropy_avg",
-        ratio="val/ratio",
-        clipped="policy/clipfrac_avg",
-        approxkl="policy/approxkl_avg",
-        **(dict(kl="loss/kl_avg") if args.kl_in == "loss" else {}),
-    )
+    names = dict(policy="loss/policy_avg", value="loss/value_avg", entropy="policy/entropy_avg")
+    names |= dict(ratio="val/ratio", clipped="policy/clipfrac_avg", approxkl="policy/approxkl_avg")
+    names |= dict(kl="loss/kl_avg") if args.kl_in == "loss" else {}
     return {name: sums[key] / tokens for key, name in names.items()}
 
 
@@ -88,17 +82,15 @@ def worst_of(ours: dict[str, float], theirs: dict[str, float]) -> tuple[float, s
     return known[name], name
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "learning: loss",
-    "the clipped losses of 1707.06347 (eq. 7 and 9) and 2403.17031 (values) on every episode, "
-    "where old log-probs and values were shifted so that some ratios are clipped; "
-    "num_ppo_epochs x num_mini_batches steps, and every episode once in each epoch",
     "which log-probs the ratio is against, signs, masks, what the sum is divided by",
     needs=("log-probs: policy", "value model: returns", "value model: advantages"),
 )
 def loss(subject: Subject) -> Finding:
-    "The losses of an update whose old log-probs and values were shifted, by hand."
+    """the clipped losses of 1707.06347 (eq. 7 and 9) and 2403.17031 (values) on every episode,
+    where old log-probs and values were shifted so that some ratios are clipped; num_ppo_epochs x
+    num_mini_batches steps, and every episode once in each epoch"""
     update, limit = subject.off_policy, close(subject)
     ours, uneven = loss_by_hand(update), uneven_epochs(update)
     gap, name = worst_of(ours, update.metrics)
@@ -117,16 +109,14 @@ def uneven_epochs(observed: Observed) -> int:
     return sum(sorted(epoch) != [*range(len(observed.trained_on))] for epoch in epochs)
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "learning: gradient",
-    "that of the mini-batch's loss per token, however it is cut into micro-batches, and "
-    "nothing left of the step before (definition; rounding as of the log-probs)",
     "the division by micro-batches instead of tokens, zero_grad, vf_coef, a detached part",
     needs=("learning: loss",),
 )
 def gradient(subject: Subject) -> Finding:
-    "The first two gradients of an update, against the loss by hand on the whole mini-batch."
+    """that of the mini-batch's loss per token, however it is cut into micro-batches, and nothing
+    left of the step before (definition; rounding as of the log-probs)"""
     update, limit = subject.off_policy, 5 * close(subject)
     if update.args.fp16:
         return not_here("fp16 scales its gradients")
@@ -140,15 +130,13 @@ def gradient(subject: Subject) -> Finding:
     return Finding(gap <= limit, text)
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "learning: metrics",
-    "means over episodes, of real tokens alone (definition)",
     "padding that is counted, kl_coef after the controller moved it, signs",
     needs=("log-probs: policy", "log-probs: KL by hand"),
 )
 def metrics(subject: Subject) -> Finding:
-    "The means that are logged of a rollout, by hand."
+    "means over episodes, of real tokens alone (definition)"
     limit, worst = close(subject), (0.0, "objective/kl")
     for observed in (subject.start, subject.off_policy):
         worst = max(worst, worst_of(logged_by_hand(observed, subject), observed.metrics))
@@ -179,15 +167,13 @@ def logged_by_hand(observed: Observed, subject: Subject) -> dict[str, float]:
 # ---- One real step ----
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "learning: optimizer",
-    "every weight that learns is in the optimizer, at the configured learning rate of its "
-    "model (definition)",
     "learning_rate, value_learning_rate, the parameter groups of an optimizer of your own",
 )
 def groups(subject: Subject) -> Finding:
-    "Which weights the optimizer has, and at which rate."
+    """every weight that learns is in the optimizer, at the configured learning rate of its model
+    (definition)"""
     trainer, args = subject.beside(), subject.args
     trainer.prepare()
     rates = {id(p): g["lr"] for g in trainer.optimizer.param_groups for p in g["params"]}
@@ -207,9 +193,7 @@ def groups(subject: Subject) -> Finding:
     return Finding(right, f"{', '.join(parts)}; {configured}")
 
 
-def moved_shares(
-    pair: PolicyAndValue, moved: dict[str, Tensor], had: dict[str, Tensor]
-) -> dict[str, float]:
+def moved_shares(pair: PolicyAndValue, moved: Tensors, had: Tensors) -> dict[str, float]:
     "Share of the weights with a gradient that moved, in policy and value model."
     shares = {}
     for part, model in dict(policy=pair.policy, value=pair.value).items():
@@ -220,9 +204,7 @@ def moved_shares(
     return shares
 
 
-def find_misplaced(
-    pair: PolicyAndValue, moved: dict[str, Tensor], had: dict[str, Tensor]
-) -> list[str]:
+def find_misplaced(pair: PolicyAndValue, moved: Tensors, had: Tensors) -> list[str]:
     "What learns and has no gradient, and what moved and does not learn, in words."
     weights = dict(pair.named_parameters())
     left = [k for k, p in weights.items() if p.requires_grad and k not in had]
@@ -242,14 +224,12 @@ def scorer_parameters(value: Any) -> list[Any]:
 
 
 def one_update(subject: Subject) -> tuple[dict[str, float], list[float], list[str]]:
-    """Shares of the weights with a gradient that moved; the norm of each step's gradient; and what
-    moved that should not have, or could not."""
+    "Shares of weights that moved; each gradient's norm; what moved that should not, or could not."
     trainer: Any = subject.beside(**subject.sizes(LOOKED_AT))
     trainer.prepare()
     pair, reference, step = trainer.pair, trainer.ref_model, trainer.optimizer_step
     before, kept = weights_of(pair), weights_of(reference)
-    had: dict[str, Tensor] = {}
-    norms: list[float] = []
+    had, norms = Tensors(), list[float]()
 
     def record(model: Any) -> float:
         for name, p in pair.named_parameters():
@@ -266,18 +246,15 @@ def one_update(subject: Subject) -> tuple[dict[str, float], list[float], list[st
     return moved_shares(pair, moved, had), norms, odd
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "learning: weights move",
-    "at least half of the weights that have a gradient are other numbers after one update: in "
-    "bfloat16 a step below 1/512 of a weight is rounded away (8 bits of precision); all that "
-    "learns has a gradient, the head of the value model too; the reference and all that is frozen "
-    "stay",
-    "weights in bfloat16 with a small learning rate: keep them in float32 and set bf16; a "
-    "model that is missing in the optimizer; an adapter whose weights no forward pass reads",
+    "weights in bfloat16 with a small learning rate: keep them in float32 and set bf16; a model "
+    "that is missing in the optimizer; an adapter whose weights no forward pass reads",
 )
 def move(subject: Subject) -> Finding:
-    "The share of weights that one update moves in their precision."
+    """at least half of the weights that have a gradient are other numbers after one update: in
+    bfloat16 a step below 1/512 of a weight is rounded away (8 bits of precision); all that learns
+    has a gradient, the head of the value model too; the reference and all that is frozen stay"""
     shares, norms, odd = one_update(subject)
     limit = subject.args.max_grad_norm
     text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
@@ -317,17 +294,15 @@ def probability(trainer: PPOTrainer, rows: list[tuple[Tensor, Tensor]], token: i
     return torch.cat([x.all_logprobs[:, token] for x in read]).double().exp().mean().item()
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "learning: trivial reward",
-    "more of a token whose share is the reward, within some updates at the configured learning "
-    "rate: the policy gradient theorem (Sutton et al. 1999), on a reward that needs no insight",
-    "learning_rate, the sign of the loss or of advantages, max_grad_norm, the number of "
-    "episodes in an update",
+    "learning_rate, the sign of the loss or of advantages, max_grad_norm, the number of episodes "
+    "in an update",
     needs=("learning: weights move",),
 )
 def trivial(subject: Subject) -> Finding:
-    "A token that is rewarded becomes likelier at the places of the first responses."
+    """more of a token whose share is the reward, within some updates at the configured learning
+    rate: the policy gradient theorem (Sutton et al. 1999), on a reward that needs no insight"""
     if (token := wanted_token(subject)) is None:
         return not_here("no token of the responses is left out by some of them")
     spelled = subject.tokenizer.decode([token])
@@ -483,18 +458,16 @@ def settings(run: UpdateTrace) -> list[Finding]:
     return findings
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "learning: schedule",
-    f"over {SCHEDULED} updates with the run's own schedules: one step of lr_scheduler_type an "
-    "update, gradients no longer than max_grad_norm, another order of rows in each epoch and "
-    "other samples in each rollout, kl_coef by its formula (1909.08593, section 2.2), a policy "
-    "that stays in value_warmup_updates and no step after target_kl (definition)",
     "where the scheduler is stepped, seeds that do not depend on the update, the sign of the "
     "controller's error, settings that are read nowhere",
 )
 def schedule(subject: Subject) -> Finding:
-    "All of these, over a few updates."
+    """over 3 updates with the run's own schedules: one step of lr_scheduler_type an update,
+    gradients no longer than max_grad_norm, another order of rows in each epoch and other samples in
+    each rollout, kl_coef by its formula (1909.08593, section 2.2), a policy that stays in
+    value_warmup_updates and no step after target_kl (definition)"""
     trainer = copy_of(subject)
     batch = subject.batch(trainer.args.batch_size)
     drawn = samples(trainer, batch)
@@ -516,16 +489,14 @@ def base_of_adapter(policy: Any) -> str | None:
     return name if name and (Path(name).exists() or "/" in name) else None
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "state: resume",
-    "one update, a checkpoint, and one more update are bit for bit two updates (definition; on "
-    "a GPU, kernels that are not deterministic may differ)",
     "what the checkpoint holds: value model, optimizer, random states, controller, running "
     "moments, position in the data; a reward function that draws random numbers",
 )
 def resume(subject: Subject) -> Finding:
-    "Two updates at once, against one, a checkpoint, and another one."
+    """one update, a checkpoint, and one more update are bit for bit two updates (definition; on a
+    GPU, kernels that are not deterministic may differ)"""
     trainer, folder = subject.short_run
     again = subject.beside(**subject.two_updates)
     again.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
@@ -560,15 +531,13 @@ def greedy(policy: Any, prompts: list[list[int]]) -> list[list[int]]:
     return responses
 
 
-@rung(
-    RUNGS,
+@RUNGS.rung(
     "state: reload",
-    "a saved policy writes the same greedy text once it is loaded again (definition)",
     "tied weights, an adapter's base, a dtype or config that is not saved, resized embeddings",
     needs=("state: resume",),
 )
 def text_after_reload(subject: Subject) -> Finding:
-    "The text of a policy that is saved and loaded as a user loads it."
+    "a saved policy writes the same greedy text once it is loaded again (definition)"
     trainer = subject.short_run[0]
     policy, folder = trainer.policy, str(subject.folder / "saved")
     adapter = hasattr(policy, "peft_config") and not subject.args.save_merged

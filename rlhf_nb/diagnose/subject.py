@@ -1,5 +1,4 @@
-"""What the rungs of a preflight look at: the user's trainer, which stays as it is, and trainers
-beside it with copies of what is trained."""
+"What a preflight looks at: the user's trainer, and others beside it with copies of its models."
 
 from __future__ import annotations
 
@@ -29,6 +28,7 @@ from rlhf_nb.training.optimizers import inner_optimizer
 from rlhf_nb.update import Metrics
 
 SAMPLED = 64  # episodes of the exact copy, at most a whole update of the run
+Tensors = dict[str, Tensor]  # by name
 LOOKED_AT = 16  # episodes that are computed once more by hand
 SHIFT = 0.15  # of old log-probs and values, so that some ratios are clipped and some are not
 QUIET: dict[str, Any] = dict(
@@ -100,8 +100,7 @@ def gap_of(trainer: PPOTrainer, rows: list[Any], before: list[by_hand.Reading]) 
 
 
 class Cutting:
-    """An engine around another one: every other response stops early, so that there is padding to
-    get wrong, however seldom the policy stops by itself."""
+    "An engine around another one: every other response stops early, so that there is padding."
 
     def __init__(self, engine: Engine, stop_ids: Sequence[int]):
         self.engine, self.stop_ids = engine, stop_ids
@@ -136,7 +135,7 @@ class ByHand:
     policy: list[by_hand.Reading]
     reference: list[by_hand.Reading]
     values: list[Tensor] | None  # [n + 1]; None without a value model
-    scores: dict[str, Tensor]  # [B], by the name of each reward model with a head that is known
+    scores: Tensors  # [B], by the name of each reward model with a head that is known
 
     def kl(self, i: int, estimator: str) -> list[float]:
         "KL of the tokens of episode i."
@@ -144,8 +143,7 @@ class ByHand:
         if estimator == "full":
             p, q = new.all_logprobs, ref.all_logprobs
             return (p.exp() * (p - q).masked_fill(p.isneginf(), 0.0)).sum(1).tolist()
-        gaps = (new.logprobs - ref.logprobs).tolist()
-        return [by_hand.kl_of(x, estimator) for x in gaps]
+        return [by_hand.kl_of(x, estimator) for x in (new.logprobs - ref.logprobs).tolist()]
 
 
 @dataclass
@@ -199,9 +197,8 @@ class Subject:
             )
         self.trainer, self.pairs, self.args = trainer, pairs, trainer.args
         self.tokenizer: Any = trainer.processing_class
-        self.held = tempfile.TemporaryDirectory(
-            prefix="rlhf_nb-preflight-", ignore_cleanup_errors=True
-        )
+        name = "rlhf_nb-preflight-"
+        self.held = tempfile.TemporaryDirectory(prefix=name, ignore_cleanup_errors=True)
         self.folder = Path(self.held.name)
         self.trainers = 0  # made beside it so far
 
@@ -226,8 +223,7 @@ class Subject:
     def answers(self) -> list[tuple[dict[str, Any], str]]:
         "Training rows with their reference answer (the first of several), where there is one."
         names = ("completion", "reference", "summary", "answer", "chosen")
-        data = self.trainer.train_dataset
-        name = next((x for x in names if x in data.column_names), None)
+        name = next((x for x in names if x in self.trainer.train_dataset.column_names), None)
         rows = [] if name is None else self.rows(SAMPLED)
         texts = [text_in(row[name]) if name else "" for row in rows]
         return [(row, x) for row, x in zip(rows, texts) if x.strip()]
@@ -241,11 +237,9 @@ class Subject:
         names = ("prompt", "input_ids", "attention_mask")
         columns = {k: [row[k] for row in rows] for k in rows[0] if k not in names}
         judges, stopped = self.trainer.judges, [ended] * len(rows)
-        prompts = self.prompt_texts(rows)
+        given = Answers(self.prompt_texts(rows), answers, stopped, columns=columns)
         with torch.no_grad(), modes(*judges.models):
-            return judges.score_answers(
-                Answers(prompts, answers, stopped, columns=columns), self.tokenizer
-            )
+            return judges.score_answers(given, self.tokenizer)
 
     @property
     def positions(self) -> int:
@@ -256,19 +250,17 @@ class Subject:
     def sample_texts(self, rows: list[dict[str, Any]], k: int) -> list[str]:
         "Texts of k responses to each prompt, side by side."
         rest = dict[str, Any](num_generations=k, num_mini_batches=1, gradient_accumulation_steps=1)
-        trainer = self.beside(
-            own_optimizer=False, per_device_train_batch_size=len(rows) * k, **rest
-        )
+        rest |= dict(per_device_train_batch_size=len(rows) * k)
+        trainer = self.beside(own_optimizer=False, **rest)
         trainer.prepare()
         return trainer.rollout(trainer.data_collator(rows)).responses
 
     # ---- trainers beside it ----
 
     def beside(self, reward: Any = None, own_optimizer: bool = True, **changes: Any) -> PPOTrainer:
-        """A trainer with copies of policy and value model, the same reference and judges, the same
-        settings but for `changes`, a folder of its own, and its own order of the data. A copy of
-        the optimizer, if there is one, keeps its rates; own_optimizer=False: a new one, at those of
-        the settings."""
+        """A trainer with copies of policy and value model, the same reference, judges and settings
+        but for `changes`, and its own folder and order of the data. A copy of the optimizer keeps
+        its rates; own_optimizer=False: a new one, at those of the settings."""
         given, args = self.trainer, copy.copy(self.args)
         self.trainers += 1
         folder = str(self.folder / f"run-{self.trainers}")
@@ -334,8 +326,7 @@ class Subject:
             add_noise(trainer.pair, seed)
             if gap_of(trainer, rows, start.hand.policy) > SHIFT:
                 break
-        stops = trainer.sampling_settings.stop_ids
-        trainer.engine = cast(Any, Cutting(trainer.engine, stops))
+        trainer.engine = cast(Any, Cutting(trainer.engine, trainer.sampling_settings.stop_ids))
         return observe(trainer, self.batch(trainer.args.batch_size), shift=SHIFT)
 
     @property
@@ -375,18 +366,18 @@ def text_in(answer: Any) -> str:
     return answer if isinstance(answer, str) else ""
 
 
-def weights_of(model: nn.Module | None) -> dict[str, Tensor]:
+def weights_of(model: nn.Module | None) -> Tensors:
     "The weights, copied; none where there is no model."
     named = [] if model is None else model.named_parameters()
     return {name: p.detach().cpu().clone() for name, p in named}
 
 
-def changes(before: dict[str, Tensor], model: nn.Module | None) -> dict[str, Tensor]:
+def changes(before: Tensors, model: nn.Module | None) -> Tensors:
     "Which numbers of each weight are other ones now."
     return {name: x != before[name] for name, x in weights_of(model).items()}
 
 
-def count_changes(before: dict[str, Tensor], model: nn.Module) -> int:
+def count_changes(before: Tensors, model: nn.Module) -> int:
     "How many numbers are other ones now."
     return sum(int(x.sum()) for x in changes(before, model).values())
 
@@ -419,10 +410,8 @@ def observe(trainer: PPOTrainer, batch: Any, shift: float) -> Observed:
     trained_on = perturb(r, shift) if shift else r
     steps = watch(trainer, trained_on, 2 if shift else 0)
     metrics = trainer.update(trained_on)
-    changed = count_changes(before, trainer.pair)
-    return Observed(
-        kept, scored, r, trained_on, hand, metrics, steps, kl_coef, moments, changed, trainer.args
-    )
+    made = hand, metrics, steps, kl_coef, moments, count_changes(before, trainer.pair)
+    return Observed(kept, scored, r, trained_on, *made, trainer.args)
 
 
 @torch.no_grad()

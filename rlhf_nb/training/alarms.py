@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -96,3 +98,9 @@ def hacking_alarms(
         )
         alarms.append(Alarm(kind, update, sentence))
     return sorted(alarms, key=lambda alarm: (alarm.update, alarm.kind))
+
+
+def alarms_of(logs: Iterable[Mapping[str, Any]]) -> list[Alarm]:
+    "Those of `hacking_alarms` on what a trainer logged, whatever else is among it."
+    updates = [log for log in logs if {"objective/raw_scores", "objective/kl"} <= log.keys()]
+    return hacking_alarms(pd.DataFrame(updates)) if len(updates) > 1 else []

@@ -39,6 +39,11 @@ IMPORTS = renames("PPOv2Trainer=PPOTrainer PPOv2Config=PPOConfig") | {  # names 
     "SIMPLE_QUERY_CHAT_TEMPLATE": "SIMPLE_CHAT_TEMPLATE",
     "get_dataset": "load_dataset of datasets",
     "set_seed": "set_seed of transformers",
+    **{
+        f"{name.upper()}{kind}": f"PPO{kind} with advantage_estimator='{name}' of PPOConfig"
+        for name in ("grpo", "rloo")
+        for kind in ("Trainer", "Config")
+    },
 }
 TRAINER = renames(  # keywords of PPOTrainer
     "config=args tokenizer=processing_class policy=model ref_policy=ref_model "

@@ -180,10 +180,11 @@ def report_completions(
         file = folder / f"update-{step:05d}-{kind}{of_set}.csv"
         write_text_atomic(file, frame.to_csv(index=False))
         if not trainer.args.disable_tqdm:
-            print_table(frame, f"completions ({kind}) after update {step}{of_set}")
+            where = f"completions/{file.name}"
+            print_table(frame, f"completions ({kind}) after update {step}{of_set}, all in {where}")
     prefix = f"{kind}_{name}" if name else kind
     metrics = {
-        f"{prefix}_score": frame["score"].mean(),
+        f"{prefix}_score": float(frame["score"].mean()),
         f"{prefix}_length": sum(completions.lengths) / len(frame),
         f"{prefix}_stopped": sum(completions.stopped) / len(frame),
     }

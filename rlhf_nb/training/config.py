@@ -20,6 +20,7 @@ from rlhf_nb.base.fields import (
     Positive,
     Range,
     check_fields,
+    explain_settings,
     setting,
     settings_that_say,
 )
@@ -65,6 +66,7 @@ def check_args(args: Any, kind: type) -> None:
         raise TypeError(f"args is {type(args).__name__}: give {kind.__name__}(output_dir=...).")
 
 
+@explain_settings
 @old_names
 @dataclass
 class PPOConfig(Objective, CheckedArguments):

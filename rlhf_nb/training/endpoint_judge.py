@@ -108,7 +108,8 @@ def _address_and_key(base_url: str | None, api_key: str | None) -> tuple[str, st
         )
     if url == "https://api.openai.com/v1" and not key:
         raise ValueError(
-            "there is no api_key: set OPENAI_API_KEY, or give base_url= for a server of your own."
+            "there is no api_key: set OPENAI_API_KEY, or give a server of your own (base_url=, or "
+            "--judge_base_url), or another judge (--judge_model gold for mini_tldr)."
         )
     return url, key
 

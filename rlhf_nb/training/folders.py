@@ -167,9 +167,9 @@ def start_of(
     older = checkpoints(folder)
     if older and not overwrite:
         raise ValueError(
-            f"{folder} holds an earlier run ({', '.join(path.name for path in older)}). Give "
-            "another output_dir, or go on with it, train(resume_from_checkpoint=True) (--resume), "
-            "or delete it, overwrite_output_dir=True (--overwrite_output_dir)."
+            f"{folder} holds an earlier run ({', '.join(path.name for path in older)}). To delete "
+            "it and begin again, set overwrite_output_dir=True (--overwrite_output_dir); to go on, "
+            "call train(resume_from_checkpoint=True) (--resume); or give another output_dir."
         )
     if foreign := [p for p in older if p.is_symlink() or not (p / MANIFEST).is_file()]:
         raise ValueError(f"{foreign[0]} was not written by this package: move it, or delete it.")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, SchedulerType
 from transformers.trainer import skip_first_batches
 from transformers.trainer_utils import set_seed
-from transformers.utils import logging
+from transformers.utils import is_in_notebook, logging
 
 from rlhf_nb.base.files import append_jsonl, read_object, write_text_atomic
 from rlhf_nb.base.loading import no_programs
@@ -27,6 +27,7 @@ from rlhf_nb.base.terminal import harmless
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.moments import RunningMoments
 from rlhf_nb.sampling import Sampling
+from rlhf_nb.training.alarms import alarms_of
 from rlhf_nb.training.build import check_value_rate, split_groups
 from rlhf_nb.training.compat import published_attribute
 from rlhf_nb.training.config import PPOConfig
@@ -66,6 +67,10 @@ class UpdateTrainer(SealedTrainer):
         self.since_log: dict[str, list[float]] = defaultdict(list)  # metrics of these updates
         self.controller, self.moments = make_controller(args), RunningMoments()
         super().__init__(pair, args, **given)
+        if is_in_notebook():
+            from rlhf_nb.training.progress import show_updates
+
+            show_updates(self)
         check_folder(self.args, dict(ref_model=self.ref_model) | self.judges.judges)
         self.layout = Layout(self.accelerator, args.offload_frozen)
         self.forward = make_forward(args, pair, self.layout)
@@ -75,6 +80,9 @@ class UpdateTrainer(SealedTrainer):
     def __getattr__(self, name: str) -> Any:
         "What the published trainer has by another name."
         return published_attribute(self, name)
+
+    def __repr__(self) -> str:
+        return self.describe() if "layout" in vars(self) else super().__repr__()
 
     def _prepare_for_training(self, *given: Any) -> Any:
         prepared = super()._prepare_for_training(*given)
@@ -203,10 +211,14 @@ class UpdateTrainer(SealedTrainer):
         self.notify("ppo_begin", self)
         set_seed(self.args.seed)  # whatever was drawn since the trainer was made
         try:
-            return super().train(*given, **more)
+            result = super().train(*given, **more)
         except BaseException as error:
             self.notify("ppo_end", error)
             raise
+        if not is_in_notebook() and self.is_world_process_zero():  # a notebook shows it before
+            for alarm in alarms_of(self.state.log_history)[:1]:
+                self.say(f"Alarm. {alarm}")
+        return result
 
     def say(self, text: str) -> None:
         "A line that a user sees, or a log where there are no bars."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -374,6 +375,8 @@ def _peft() -> Any:
         raise ImportError(
             "adapters need the library peft: pip install peft, or leave peft_config out."
         ) from error
+    # peft reads an old name of the models that it wraps, which no user can change
+    warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
     return peft
 
 

@@ -28,6 +28,7 @@ from rlhf_nb.base.encoding import (
 )
 from rlhf_nb.base.opened import unwrap
 from rlhf_nb.masks import left_pad
+from rlhf_nb.reward_functions import called_with
 from rlhf_nb.training.model_loading import distinct_pad_id
 
 logger = logging.get_logger(__name__)
@@ -278,12 +279,15 @@ def check_taken(data: Dataset, functions: Mapping[str, Callable], complete: bool
     for name, function in functions.items():
         signature = inspect.signature(function)
         made = dict.fromkeys({"response_ids", "offsets", "environments"} & {*signature.parameters})
+        first, named = called_with(function, [], [])
         try:
-            (signature.bind if complete else signature.bind_partial)([], [], **(made | others))
+            bind = signature.bind if complete else signature.bind_partial
+            bind(*first, **named, **(made | others))
         except TypeError as error:
             raise ValueError(
-                f"reward function {name} is called as f(prompts, responses, **columns) with the "
-                f"columns {[*others]}: {error}. Rename, add or remove columns, or take **columns."
+                f"reward function {name}{signature} is called as f(prompts, responses, **columns), "
+                f"or as in trl f(completions, **columns), with the columns {[*others]}: {error}. "
+                "Give it these arguments; rename, add or remove columns, or take **columns."
             ) from error
 
 

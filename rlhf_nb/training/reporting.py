@@ -100,6 +100,8 @@ def describe_run(trainer: Any) -> str:
     device = layout.device.type
     if device == "cuda":
         device = f"{device} ({torch.cuda.get_device_name(layout.device)})"
+    if device == "cpu" and (threads := torch.get_num_threads()) > 1:
+        device += f" ({threads} threads; small models may be faster on one: OMP_NUM_THREADS=1)"
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
     if layout.in_place and (half := half_trained(pair)):  # DeepSpeed keeps float32 besides
         precision += f" (weights that learn in {' and '.join(half)})"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -100,6 +101,32 @@ def left_out(path: Path, update: int | None = None) -> str:
     left = [file for file, its, _ in _named(path) if update in (None, its) and its not in there]
     why = "damaged, or not yet written as a whole" if left and left[0].stat().st_size else "empty"
     return f" {left[0].name} is left out: it is {why}." if left else ""
+
+
+def kept_rollouts(run: Path) -> dict[int, list[Path]]:
+    "`rollout_files`. Raises ValueError where there are none."
+    if files := rollout_files(run):
+        return files
+    left = left_out(run)
+    why = " that can be read" * bool(left) if run.exists() else ", as it is not there"
+    raise ValueError(
+        f"{run} keeps no rollouts{why}: give the output_dir of a run with save_rollouts=True, or "
+        f"of `rlhf-nb demo`.{left}"
+    )
+
+
+def rollouts(
+    run: str | Path,  # output_dir of a run with save_rollouts=True
+    tokens: bool = False,  # a row per token instead of one per episode
+) -> pd.DataFrame:  # first columns: update, episode (its place in the update, ranks in order)
+    "The episodes of all updates of a run. Raises ValueError where it kept none."
+    frames = []
+    for update, files in kept_rollouts(Path(run)).items():
+        r = merge_rollouts([Rollout.load(file) for file in files])
+        first = pd.DataFrame(dict(update=update, episode=range(len(r))))
+        frame = r.by_token() if tokens else r.episodes().rename(columns=dict(update="data/update"))
+        frames.append(first.merge(frame) if tokens else pd.concat([first, frame], axis=1))
+    return pd.concat(frames, ignore_index=True)
 
 
 def _is_complete(path: Path, fresh: float = 60.0) -> bool:

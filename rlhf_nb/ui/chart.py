@@ -13,8 +13,7 @@ Points = Sequence[tuple[float, float]]  # update and value, in order
 
 
 def thin(points: Points, most: int = 240) -> list[tuple[float, float]]:
-    """About `most` points with the same outline: first, last, and the smallest and largest of each
-    stretch. nan and inf go."""
+    "About `most` points, the smallest and largest of each stretch among them. nan and inf go."
     points = [point for point in points if math.isfinite(point[1])]
     if len(points) <= most:
         return points
@@ -51,14 +50,12 @@ def draw_lines(
     (first, last), low, high = span, min(values), max(values)
     left, right, top, bottom = area
 
-    def x(step: float) -> float:
-        share = (max(step, first) - first) / (last - first) if last > first else 0.5
-        return left + (right - left) * share
+    def along(value: float, low: float, high: float, start: int, end: int) -> float:
+        share = (max(value, low) - low) / (high - low) if high > low else 0.5
+        return start + (end - start) * share
 
-    def y(value: float) -> float:
-        share = (value - low) / (high - low) if high > low else 0.5
-        return bottom - (bottom - top) * share
-
+    x = lambda step: along(step, first, last, left, right)
+    y = lambda value: along(value, low, high, bottom, top)
     parts = []
     for i, line in lines.items():
         corners = " ".join(f"{x(u):.2f},{y(value):.2f}" for u, value in line)
@@ -108,6 +105,5 @@ def curve_strip(lines: Mapping[int, Points], span: tuple[float, float], title: s
 
 def curve_picture(svg: str, description: str) -> str:
     "A curve inside a page, as an image of its own that follows the page's theme."
-    data = base64.b64encode(svg.encode()).decode()
-    source = f"data:image/svg+xml;base64,{data}"
+    source = f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
     return element("img", alt=description, width=260, height=140, src=source)

@@ -1,8 +1,6 @@
-"""A run while it trains: its curves, its episodes, and three settings that may be changed.
-
-Any thread may request a pause, a stop or a coefficient; the one that trains takes the requests
-between two updates, and nobody else does. A callback writes the record of the run, a panel shows
-it below its controls."""
+"""A run while it trains. Any thread may request a pause, a stop or a coefficient; the one that
+trains takes the requests between two updates. A callback writes the record, a panel shows it below
+controls."""
 
 from __future__ import annotations
 
@@ -29,21 +27,11 @@ from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.kl_control import AdaptiveKLController
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.ui import run_view
 from rlhf_nb.ui.explore import action_button, control, notebook_bundle, side_by_side
-from rlhf_nb.ui.html import asset, element, error_note, sheet, themed_page
+from rlhf_nb.ui.html import asset, element, error_note, folded, sheet, themed_page
 from rlhf_nb.ui.notebook import forget_last_writer
-from rlhf_nb.ui.run_view import (
-    SHEETS,
-    VIEWER_CURVES,
-    Change,
-    Run,
-    body_markup,
-    chosen_curves,
-    curves_markup,
-    head_line,
-    render_run,
-    state_sentence,
-)
+from rlhf_nb.ui.run_view import VIEWER_CURVES, Change, Run, state_sentence
 
 # ---- What is requested ----
 
@@ -131,8 +119,7 @@ class RunCallback(TrainerCallback):
         self.changed("wish")
 
     def stop(self) -> None:
-        """End the run when this update is done; train() returns as ever, and a checkpoint is
-        written unless save_strategy is no."""
+        "End the run when this update is done, with a checkpoint unless save_strategy is no."
         self._check("stop")
         self.wishes.stop = True
         self.wishes.go_on()  # a paused run stops, too
@@ -311,7 +298,7 @@ class Panel:
             one.observe(lambda change: self._carefully(self.show_body), names="value")
         for one in (self.hold, self.stop, self.slider, self.signal, self.curves, self.beat):
             forget_last_writer(one)
-        style = element("style", *map(asset, ("theme.css", *SHEETS)))
+        style = element("style", *map(asset, ("theme.css", *run_view.SHEETS)))
         hidden = [widgets.HTML(style, layout=dict(display="none")), self.beat]
         buttons = side_by_side(self.hold, self.stop, self.slider)
         choices = side_by_side(self.signal), side_by_side(self.curves)
@@ -353,8 +340,7 @@ class Panel:
             self.show_head()
 
     def listen(self, seconds: float = 1.0, times: int = 6) -> None:
-        """Let the hidden player play a step, which a front end that hears sends back; say so where
-        nothing comes back. Runs in a thread of its own."""
+        "Let the hidden player play a step, and say so where no front end sends it back."
         run = self.board.run
         for _ in range(times):
             if self.heard or not run.going:
@@ -390,7 +376,7 @@ class Panel:
         with self.lock:
             board, run = self.board, self.board.run
             steers = run.going and board.trainer is not None
-            more = len(run.lines) > len(chosen_curves(run, self.few))
+            more = len(run.lines) > len(run_view.chosen_curves(run, self.few))
             self.hold.description = "go on" if board.wishes.pausing else "pause"
             self.signal.layout.display = "flex" if run.batch else "none"
             self.curves.layout.display = "flex" if more else "none"
@@ -398,20 +384,15 @@ class Panel:
             for one in (self.hold, self.stop, self.slider):
                 one.disabled = not run.going or board.ranks > 1
             self._sync()
-            head = head_line(run, board.requested, self.note)
+            head = run_view.head_line(run, board.requested, self.note)
             self.head.value = element("div", sheet(head), class_="rlhf")
 
     def show_body(self) -> None:
         "Curves, changes and episodes."
         with self.lock:
             names = self.few if self.curves.value == "few" else None
-            body = body_markup(self.board.run, names, self.signal.value, self.episodes)
+            body = run_view.body_markup(self.board.run, names, self.signal.value, self.episodes)
             self.view.value = element("div", sheet(body), class_="rlhf")
-
-    def begin(self) -> None:
-        "A run begins."
-        self.heard, self.note = False, ""
-        self.set_range()
 
 
 # ---- All of it ----
@@ -468,9 +449,8 @@ class LiveDashboard(RunCallback):
             panel.show_head()
             panel.show_body()
         except Exception as error:
-            logger.warning(
-                f"the dashboard could not draw ({type(error).__name__}: {error}); training goes on."
-            )
+            why = f"{type(error).__name__}: {error}"
+            logger.warning(f"the dashboard could not draw ({why}); training goes on.")
             panel.view.value = error_note(error)
         self.drawn = time.perf_counter()
         self.seconds += self.drawn - start
@@ -481,7 +461,7 @@ class LiveDashboard(RunCallback):
         return shell if getattr(shell, "kernel", None) is not None else None
 
     def _repr_html_(self) -> str:
-        return render_run(self.run, self.curves, self.signal, self.episodes)
+        return run_view.render_run(self.run, self.curves, self.signal, self.episodes)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         return notebook_bundle(self.box, self._repr_html_(), repr(self), **kwargs)
@@ -491,12 +471,12 @@ class LiveDashboard(RunCallback):
 
     def save_html(self, path: str | Path) -> Path:
         "The run as it is now, in one file that needs no kernel and no network."
-        run, heading = self.run, element("h1", "A run, watched")
-        body = body_markup(run, self.curves, self.signal, self.episodes)
-        others = element("details", element("summary", "All curves"), curves_markup(run, None))
-        box = sheet(head_line(run), body, others)
-        page = themed_page(f"A run, watched: {state_sentence(run)}", heading, box, sheets=SHEETS)
-        write_text_atomic(path, page)
+        run, title = self.run, "A run, watched"
+        body = run_view.body_markup(run, self.curves, self.signal, self.episodes)
+        others = folded("All curves", run_view.curves_markup(run, None))
+        box = sheet(run_view.head_line(run), body, others)
+        page = f"{title}: {state_sentence(run)}", element("h1", title), box
+        write_text_atomic(path, themed_page(*page, sheets=run_view.SHEETS))
         return Path(path)
 
     # ---- What happens to the run ----
@@ -529,7 +509,8 @@ class LiveDashboard(RunCallback):
                 shell.events.register("post_run_cell", self._cell_over)
             self.show()
         if self.panel is not None:
-            self.panel.begin()
+            self.panel.heard, self.panel.note = False, ""
+            self.panel.set_range()
             if shell is not None:
                 threading.Thread(target=self.panel.listen, daemon=True).start()
         self.draw(now=True)
@@ -557,9 +538,8 @@ class LiveDashboard(RunCallback):
     def start(self, trainer: Trainer, resume_from_checkpoint: str | bool | None = None) -> None:
         "Train beside the cells, with every kernel. Raises RuntimeError while a run is going on."
         if self._running_beside():
-            raise RuntimeError(
-                f"a run is going on. {state_sentence(self.run)} Call wait() or stop() first."
-            )
+            so_far = state_sentence(self.run)
+            raise RuntimeError(f"a run is going on. {so_far} Call wait() or stop() first.")
         if self not in trainer.callback_handler.callbacks:
             trainer.add_callback(self)
         self.trainer = trainer if isinstance(trainer, PPOTrainer) else None
@@ -585,9 +565,8 @@ class LiveDashboard(RunCallback):
         try:
             self.beside.exception(seconds)
         except TimeoutError:
-            raise TimeoutError(
-                f"{seconds} seconds are over. {state_sentence(self.run)} It goes on."
-            ) from None
+            so_far = state_sentence(self.run)
+            raise TimeoutError(f"{seconds} seconds are over. {so_far} It goes on.") from None
         # What the thread wrote after its cell was over is not kept by every front end.
         if self.handle is not None:
             self.handle.update(self)

@@ -62,8 +62,7 @@ def end_of(text: str, most: int = 160) -> str:
 def episode_signals(rollout: Rollout, episode: int) -> dict[str, Tensor]:
     "Every signal that is filled, by name, for the tokens of one episode."
     n = int(rollout.mask[episode].sum())
-    signals = filled(rollout, SIGNALS)
-    return {name: x[episode, :n].detach().float() for name, x in signals.items()}
+    return {name: x[episode, :n].detach().float() for name, x in filled(rollout, SIGNALS).items()}
 
 
 def episode_facts(rollout: Rollout, episode: int) -> str:
@@ -87,8 +86,7 @@ def episode_facts(rollout: Rollout, episode: int) -> str:
 
 
 def turns_told(rollout: Rollout, episode: int) -> list[dict[str, Any]]:
-    """Of each turn what the policy wrote and what answered, where both begin in the response, and
-    the turn's numbers in words; of one turn nothing."""
+    "Of each turn what was written and answered, where both begin, its numbers; of one turn: []."
     if rollout.turn is None:
         return []
     r = rollout.select([episode])
@@ -159,8 +157,7 @@ ONE_WAY = dict(logprobs=-1, ref_logprobs=-1, engine_logprobs=-1, values=1, retur
 
 
 def paler(numbers: Tensor, share: float = 0.99, most: int = 2**14, signed: bool = False) -> float:
-    """The magnitude below which this share of some numbers is, zeros aside, or with `signed` the
-    number itself; of many, one in so many."""
+    "The magnitude below which this share of some numbers is, zeros aside; `signed`: the number."
     x = numbers[:: -(-len(numbers) // most) or 1]
     x = x if signed else x[x != 0].abs()
     x = x[x.isfinite()].sort().values
@@ -246,8 +243,7 @@ def columns_of(rollout: Rollout) -> pd.DataFrame:
 
 def when(rollout: Rollout) -> str:
     "Where in the run a rollout was taken."
-    info = rollout.info
-    parts = [f"Update {info.get('update', '?')}"]
+    parts = [f"Update {rollout.info.get('update', '?')}"]
     for name, wording in (("episode", "after {:,} episodes"), ("kl_coef", "kl_coef {:.3g}")):
         if (number := number_of(rollout, name)) is not None:
             parts.append(wording.format(number))

@@ -1,5 +1,4 @@
-"""Controls above a view that a pure function draws, live and, without a kernel, from states that
-were drawn beforehand."""
+"Controls above a view that a pure function draws: live, or from states drawn beforehand."
 
 from __future__ import annotations
 
@@ -92,20 +91,16 @@ def thin_dials(
     fixed: Collection[str] = (),  # controls that keep all
     most: int = MOST_STATES,
 ) -> list[Dial]:
-    """The controls with so few stops that they have no more than `most` states. Only sliders lose
-    stops: those with the most, evenly, and never their ends, their start or what is needed. Raises
-    ValueError where that is not enough."""
+    """The controls with at most `most` states. Only sliders lose stops: those with the most,
+    evenly, never ends, start or what is needed. Raises ValueError where that is not enough."""
 
     def thin_dial(dial: Dial) -> Dial:
         count, last = counts.get(dial.name, 0), len(dial.values) - 1
         even = {round(i * last / (count - 1)) for i in range(count)} if count else range(last + 1)
         return dial.select(sorted({*even, dial.start, *needed.get(dial.name, ())}))
 
-    counts = {
-        dial.name: len(dial.values)
-        for dial in dials
-        if dial.kind == "range" and dial.name not in fixed and len(dial.values) > 1
-    }
+    free = [dial for dial in dials if dial.kind == "range" and dial.name not in fixed]
+    counts = {dial.name: len(dial.values) for dial in free if len(dial.values) > 1}
     while (total := math.prod(len(thin_dial(dial).values) for dial in dials)) > most:
         able = [name for name, count in counts.items() if count > 2]
         if not able:
@@ -115,13 +110,10 @@ def thin_dials(
 
 
 def share_parts(views: Sequence[str]) -> dict[str, Any]:
-    """Texts as lists of places in one list of parts, each of them kept once: tags, mostly, which a
-    picture has in common with its neighbours."""
+    "Texts as places in one list of parts, each kept once: tags, which neighbours have in common."
     places: dict[str, int] = {}
-    rows = [
-        [places.setdefault(part, len(places)) for part in re.findall(r"[^>]*>|[^>]+$", view)]
-        for view in views
-    ]
+    tags = [re.findall(r"[^>]*>|[^>]+$", view) for view in views]
+    rows = [[places.setdefault(tag, len(places)) for tag in view] for view in tags]
     return dict(parts=list(places), views=rows)
 
 
@@ -154,8 +146,7 @@ def frame(grid: Mapping[str, Any]) -> str:
 
 
 def page(grid: Mapping[str, Any]) -> str:
-    """A whole page with one explorer. It names its script's hash, so that a browser runs no other,
-    and asks for nothing."""
+    "A whole page with one explorer, which runs its own script alone and asks for nothing."
     script, style = asset("explorers.js"), asset("theme.css") + asset("explorers.css")
     return script_page("explorer-page.html", grid["title"], script, style, {}, body=frame(grid))
 
@@ -234,13 +225,7 @@ def dial(name: str, one: widgets.Widget) -> Dial:
 
 
 class Explorer:
-    """A view that a pure function draws from the values of controls, in a frame: a title, the
-    question that it answers, states worth a try and a way back."""
-
-    title: str = ""
-    question: str = ""
-    presets: Mapping[str, Mapping[str, Any]] = {}
-    stops: Mapping[str, Sequence[Any]] = {}
+    "A view that a pure function draws from controls, with title, question, presets, a way back."
 
     def __init__(
         self,
@@ -267,10 +252,8 @@ class Explorer:
 
     def layout(self) -> widgets.VBox:
         "Title and question above; the controls beside the view where there is room."
-        named = [
-            action_button(name, partial(self.set, **{**self.start, **values}))
-            for name, values in self.presets.items()
-        ]
+        moves = {name: {**self.start, **values} for name, values in self.presets.items()}
+        named = [action_button(name, partial(self.set, **values)) for name, values in moves.items()]
         wrap = dict(flex_flow="row wrap")
         buttons = widgets.HBox([*named, action_button("Reset", self.reset)], layout=wrap)
         column = widgets.VBox([buttons, *self.controls.values()], layout=dict(flex="0 1 auto"))
@@ -291,8 +274,7 @@ class Explorer:
         return {name: one.value for name, one in self.controls.items()}
 
     def places(self, values: Mapping[str, Any]) -> dict[str, int]:
-        """Where values are among those that their controls can take. Raises ValueError for an
-        argument or a value that there is not."""
+        "Where values are among those of their controls. Raises ValueError on others."
         if unknown := ", ".join(values.keys() - self.controls.keys()):
             raise ValueError(f"there is no control {unknown}: {', '.join(self.controls)} are here.")
         return {name: dial(name, self.controls[name]).place(x) for name, x in values.items()}
@@ -315,8 +297,7 @@ class Explorer:
         self.set(**self.start)
 
     def at(self, **values: Any) -> Html:
-        """What the view shows with these values, and the others as at first. No control moves: a
-        page can show a state and leave the reader's own alone."""
+        "What the view shows with these values, and others as at first. No control moves."
         self.places(values)
         return Html(markup(self.render(**{**self.start, **values}), self.alt))
 

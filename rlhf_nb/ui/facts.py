@@ -20,8 +20,7 @@ _TOLD = [
 
 
 def facts_told(post: str) -> dict[str, str] | None:
-    """The facts that a post of the mini world tells, a value for each slot; its distractors use
-    other sentences. None for any other text."""
+    "The facts that a post of the mini world tells, a value for each slot; None for any other text."
     facts: dict[str, str] = {}
     for pattern in _TOLD:
         if match := pattern.search(post):
@@ -57,22 +56,18 @@ def marked_texts(
 
 
 def claims_of(summary: str, facts: Mapping[str, str]) -> dict[str, list[str]]:
-    """What the gold judge counts in a summary: the words that are `covered` and `invented`, and the
-    slots that are `missing`."""
+    "What the gold judge counts in a summary: words `covered` and `invented`, slots `missing`."
     stated = dict.fromkeys(word for word in re.findall(r"\w+", summary) if word in SLOT)
     covered = [word for word in stated if facts[SLOT[word]] == word]
     stated_slots = {SLOT[word] for word in covered}
-    return dict(
-        covered=covered,
-        invented=[word for word in stated if word not in covered],
-        missing=[slot for slot in facts if slot not in stated_slots],
-    )
+    invented = [word for word in stated if word not in covered]
+    missing = [slot for slot in facts if slot not in stated_slots]
+    return dict(covered=covered, invented=invented, missing=missing)
 
 
 def _with_marks(text: str, mark: Callable[[str], str]) -> Html:
     "Escaped text, its words marked, in an element that keeps its direction to itself."
-    parts = re.split(r"(\w+)", visible(text, lines=True))
-    return element("bdi", *map(mark, parts))
+    return element("bdi", *map(mark, re.split(r"(\w+)", visible(text, lines=True))))
 
 
 def post_with_facts(post: str, facts: Mapping[str, str]) -> Html:
@@ -83,8 +78,7 @@ def post_with_facts(post: str, facts: Mapping[str, str]) -> Html:
 
 
 def judged_text(summary: str, facts: Mapping[str, str]) -> Html:
-    """A summary in which each fact is marked as covered (✓) or invented (✗), and after it the facts
-    that are missing (○). The page gives the colours."""
+    "A summary, its facts marked as covered (✓) or invented (✗); then those that are missing (○)."
     claims = claims_of(summary, facts)
 
     def mark(word: str) -> str:
@@ -96,9 +90,7 @@ def judged_text(summary: str, facts: Mapping[str, str]) -> Html:
             return element("mark", f"{word}✗", class_="fact invented", title=about)
         return escape(word)
 
-    missing = [
-        element("mark", f"○ {slot}: {escape(facts[slot])}", class_="fact missing")
-        for slot in claims["missing"]
-    ]
+    left = [f"○ {slot}: {escape(facts[slot])}" for slot in claims["missing"]]
+    missing = [element("mark", text, class_="fact missing") for text in left]
     after = element("span", f"missing: {' '.join(missing)}", class_="misses") if missing else ""
     return Html(_with_marks(summary, mark) + after)

@@ -122,8 +122,7 @@ def turns_of(x: Any) -> list[dict[str, str]]:
 
 
 def text_of(x: Any) -> str:
-    """Text of whatever stands for one: a string, a chat of messages (each with its role where there
-    are several), anything else as JSON."""
+    "Text of whatever stands for one: a string, a chat (with roles), anything else as JSON."
     if turns := turns_of(x):
         named = [f"{one['role']}: {one['content']}" for one in turns]
         return "\n\n".join(named) if len(named) > 1 else turns[0]["content"]
@@ -356,8 +355,7 @@ def _tensor(values: list[Any], name: str, lengths: list[int], unit: str, notes: 
 
 
 def _both_of_tokens(made: dict[str, Any], mask: Tensor) -> dict[str, Any]:
-    """Where one kind of scores is of tokens, so is the other: what the sums differ by is on the
-    last token. A score of 0 is none."""
+    "If one kind of scores is of tokens, so is the other: the rest is on the last token. 0 is none."
     known = {name: made[name] for name in SCORES[::-1] if made[name] is not None}
     of_tokens = next((x for x in known.values() if x.dim() == 2), None)
     if of_tokens is None:
@@ -377,8 +375,7 @@ def _ids(x: Any, known: int) -> list[int] | None:
 def _tokens(
     episodes: Sequence[Row], responses: list[str], tokenizer: Any, notes: list[str]
 ) -> tuple[str, list[list[str]], Tensor]:
-    """What is counted, the tokens or words of each response, and their ids [B, T]: the file's own,
-    or the number of each word in this update."""
+    "What is counted, tokens or words; those of each response; ids [B, T], or numbers of words."
     known = len(tokenizer) if hasattr(tokenizer, "__len__") else 2**31
     ids = [_ids(one.get("token_ids"), known) for one in episodes]
     bad = [i for i, its in enumerate(ids) if its is None and "token_ids" in episodes[i]]
@@ -388,10 +385,8 @@ def _tokens(
         texts = [its and list(token_texts(tokenizer, its)) for its in ids]
     elif any(ids) and not any(texts):
         notes.append("Its token ids become tokens with a tokenizer: --tokenizer NAME.")
-    tokens = [
-        list(map(text_of, x)) if isinstance(x, list) else words_of(text)
-        for x, text in zip(texts, responses)
-    ]
+    cut = lambda x, text: list(map(text_of, x)) if isinstance(x, list) else words_of(text)
+    tokens = list(map(cut, texts, responses))
     words: dict[str, int] = {}
     out = torch.zeros(len(tokens), max(1, *map(len, tokens)), dtype=torch.long)
     for i, (its, listed, own) in enumerate(zip(tokens, texts, ids)):
@@ -469,8 +464,7 @@ def is_foreign(source: Any) -> bool:
 
 
 class ForeignRun(Updates):
-    """Updates of a file, a folder with a file an update, or records, as `RunFolder` has those of a
-    run. Raises ValueError where they cannot be read."""
+    "Updates of a file, a folder with a file an update, or records. Raises ValueError."
 
     def __init__(
         self,

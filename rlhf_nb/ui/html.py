@@ -1,5 +1,4 @@
-"""Markup that several views share, and the files that hold the rest of it in its own languages.
-Text is escaped here, so that no view has to remember it."""
+"Markup that several views share, and files that hold the rest of it. Text is escaped here."
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ def asset(name: str) -> str:
 
 @cache
 def module(*names: str) -> str:
-    """Some scripts of `static` as one self-contained module, in their order: a file that is sent to
-    somebody has nothing beside it to import, nor has a widget."""
+    "Some scripts of `static` as one, in their order: a file or a widget has nothing to import."
     joined = "\n".join(asset(name) for name in names)
     return re.sub(r'^import \{[^}]*\} from "\./[\w-]+\.js";\n', "", joined, flags=re.MULTILINE)
 
@@ -57,11 +55,8 @@ def _inner_text(markup: str) -> str:
 def _plain_text(markup: str) -> str:
     "Captions, table rows and paragraphs as lines, cells aligned; other markup as its text."
     blocks = re.findall(r"<(caption|tr|p|summary)\b[^>]*>(.*?)</\1>", markup, re.S)
-    rows = [
-        [_inner_text(cell) for cell in re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", inner, re.S)]
-        or [_inner_text(inner)]
-        for _, inner in blocks
-    ]
+    parts = lambda inner: re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", inner, re.S) or [inner]
+    rows = [list(map(_inner_text, parts(inner))) for _, inner in blocks]
     cells = [row for row in rows if len(row) > 1]
     widths = [max(map(len, column)) for column in zip_longest(*cells, fillvalue="")]
     lines = ["  ".join(map(str.rjust, row, widths)) if len(row) > 1 else row[0] for row in rows]
@@ -69,8 +64,7 @@ def _plain_text(markup: str) -> str:
 
 
 class Html(str):
-    """Markup that a notebook shows and a terminal prints as plain text. It escapes nothing: whoever
-    writes the markup does."""
+    "Markup that a notebook shows, and a terminal prints as plain text. It escapes nothing."
 
     def _repr_html_(self) -> str:
         return str(self)
@@ -83,8 +77,7 @@ def visible(
     text: str,  # anything a model may write
     lines: bool = False,  # line breaks and tabs stay as they are
 ) -> str:  # with ↵ at line breaks, ⇥ for tabs, ⟨U+202E⟩ for what cannot be seen; not yet escaped
-    """Invisible characters made visible. Plain and wide spaces, and the joiners that scripts and
-    emoji need, stay."""
+    "Invisible characters made visible. Spaces, and joiners that scripts and emoji need, stay."
 
     def show(character: str) -> str:
         if character in " \u200c\u200d\u3000" or (lines and character in "\n\t"):
@@ -98,8 +91,7 @@ def visible(
 
 
 def safe_text(text: object) -> str:
-    """Text as it may be placed between tags: invisible characters are shown, markup is escaped, and
-    a right-to-left text cannot reorder its neighbours."""
+    "Text to place between tags: escaped, invisible characters shown, its direction kept to itself."
     return element("bdi", escape(visible(str(text))))
 
 
@@ -112,11 +104,8 @@ def element(tag: str, *content: str, **attributes: object) -> Html:
     """An element of HTML or SVG around some markup. Attributes are escaped, fractions have six
     digits; None leaves one out; `class_` is class, `aria_label` aria-label."""
     text = lambda value: escape(f"{value:g}" if isinstance(value, float) else str(value))
-    written = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{text(value)}"'
-        for name, value in attributes.items()
-        if value is not None
-    )
+    names = {key.rstrip("_").replace("_", "-"): x for key, x in attributes.items()}
+    written = "".join(f' {name}="{text(x)}"' for name, x in names.items() if x is not None)
     if tag in VOID or tag in SHAPES:
         return Html(f"<{tag}{written}{'/' if tag in SHAPES else ''}>")
     return Html(f"<{tag}{written}>{''.join(content)}</{tag}>")
@@ -143,11 +132,11 @@ def themed_markup(*content: str, sheets: Sequence[str] = ()) -> Html:
     return element("div", style, *content, class_="rlhf")
 
 
-def page_head(title: str, style: str, script: str = "", inline: bool = True) -> str:
+def page_head(title: str, style: str, script: str = "") -> str:
     """The head of a page that fetches nothing. It names the hash of its script, so that a browser
-    runs no other; with `inline` elements may have a style of their own."""
+    runs no other; beside one, elements may have a style of their own."""
     digest = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    styles = "'unsafe-inline'" if inline else f"'sha256-{digest(style)}'"
+    styles = "'unsafe-inline'" if script else f"'sha256-{digest(style)}'"
     policy = f"default-src 'none'; img-src data:; style-src {styles}"
     policy += f"; script-src 'sha256-{digest(script)}'" * bool(script)
     return asset("head.html").format(policy=policy, title=escape(title), style=style)
@@ -155,9 +144,8 @@ def page_head(title: str, style: str, script: str = "", inline: bool = True) -> 
 
 def themed_page(title: str, *content: str, sheets: Sequence[str] = ()) -> str:
     "A whole page of some markup, which runs no script, and no style sheet but its own."
-    head = page_head(visible(title), "".join(map(asset, ("theme.css", *sheets))), inline=False)
-    body = element("body", element("main", *content), class_="rlhf")
-    return f"{head}{body}</html>"
+    head = page_head(visible(title), "".join(map(asset, ("theme.css", *sheets))))
+    return head + element("body", element("main", *content), class_="rlhf") + "</html>"
 
 
 def tinted_text(
@@ -199,8 +187,7 @@ def data_table(
     rows: Sequence[Sequence[object]],
     kind: str | None = None,  # CSS class of a box that scrolls; None: there is no box
 ) -> Html:
-    """A table whose first column names its rows; its colours come from a style sheet. Text is
-    escaped; Html goes in as it is; None is a dash."""
+    "A table whose first column names its rows; text is escaped, Html is not, None is a dash."
 
     def content(cell: object) -> str:
         return cell if isinstance(cell, Html) else safe_text("–" if cell is None else cell)
@@ -214,6 +201,11 @@ def data_table(
     table = element("table", above, top, element("tbody", *lines))
     around = dict(tabindex=0, role="region", aria_label=caption or heads[0])
     return table if kind is None else element("div", table, class_=f"wide {kind}", **around)
+
+
+def folded(title: str, *content: str, **attributes: object) -> Html:
+    "Some markup that opens by a click on its title."
+    return element("details", element("summary", title), *content, **attributes)
 
 
 def missing_note(text: str) -> str:
@@ -294,16 +286,14 @@ def sections_markup(lead: str, sections: Mapping[str, str]) -> str:
 
 def section_page(title: str, lead: str, sections: Mapping[str, str]) -> str:
     "A whole page of sections, without a script."
-    head = page_head(visible(title), asset("theme.css") + asset("report.css"))
-    main = element("main", element("h1", safe_text(title)), sections_markup(lead, sections))
-    return f"{head}{element('body', main, class_='rlhf')}</html>"
+    body = element("h1", safe_text(title)), sections_markup(lead, sections)
+    return themed_page(title, *body, sheets=["report.css"])
 
 
 def script_page(
     template: str, title: str, script: str, style: str, data: Mapping[str, Any], **parts: str
 ) -> str:
-    """A whole page with one script and the data that it reads. They cannot close their element,
-    whatever is in them."""
+    "A whole page with one script and its data, which cannot close their element."
     text = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     body = asset(template).format(title=escape(title), script=script, data=text, **parts)
     return page_head(title, style, script) + body

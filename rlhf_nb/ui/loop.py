@@ -25,7 +25,7 @@ class Step:
     name: str
     page: str  # the notebook in nbs/course, without its extension
     title: str
-    lines: tuple[str, ...] = ()
+    lines: str = ""
 
     @property
     def number(self) -> str:
@@ -33,25 +33,19 @@ class Step:
 
 
 STEPS = (
-    Step("masks", "02_masks", "tokens", ("one response: T tokens, then padding",)),
-    Step("prompts", "03_tldr", "prompts", ("posts to summarise", "B prompts of P tokens")),
+    Step("masks", "02_masks", "tokens", "one response: T tokens, then padding"),
+    Step("prompts", "03_tldr", "prompts", "posts to summarise\nB prompts of P tokens"),
     Step("models", "04_models", "models"),
-    Step(
-        "logprobs", "05_logprobs", "log-probs", ("policy and reference:", "log π and log π_{ref}")
-    ),
-    Step(
-        "reward", "06_preferences", "reward", ("the reward model gives", "a response its score s")
-    ),
-    Step("rollout", "07_rollout", "rollout", ("the policy samples a", "response per prompt")),
-    Step("kl", "08_kl", "KL", ("how far from π_{ref}", "is π at each token?")),
-    Step("shaping", "09_shaping", "shaping", ("r_{t} = −β KL_{t}, and s", "added at the end")),
-    Step("gae", "10_gae", "GAE", ("r_{t}, V_{t} → advantages", "A_{t} and returns R_{t}")),
-    Step(
-        "losses", "11_losses", "losses", ("for π: clipped ratio ρ_{t}", "for V: distance to R_{t}")
-    ),
-    Step("ppo", "12_ppo", "update", ("epochs × minibatches", "of optimizer steps")),
+    Step("logprobs", "05_logprobs", "log-probs", "policy and reference:\nlog π and log π_{ref}"),
+    Step("reward", "06_preferences", "reward", "the reward model gives\na response its score s"),
+    Step("rollout", "07_rollout", "rollout", "the policy samples a\nresponse per prompt"),
+    Step("kl", "08_kl", "KL", "how far from π_{ref}\nis π at each token?"),
+    Step("shaping", "09_shaping", "shaping", "r_{t} = −β KL_{t}, and s\nadded at the end"),
+    Step("gae", "10_gae", "GAE", "r_{t}, V_{t} → advantages\nA_{t} and returns R_{t}"),
+    Step("losses", "11_losses", "losses", "for π: clipped ratio ρ_{t}\nfor V: distance to R_{t}"),
+    Step("ppo", "12_ppo", "update", "epochs × minibatches\nof optimizer steps"),
     Step("training_loop", "13_training_loop", "training loop"),
-    Step("evaluate", "14_evaluate", "evaluate", ("a judge compares summaries of posts held out",)),
+    Step("evaluate", "14_evaluate", "evaluate", "a judge compares summaries of posts held out"),
 )
 BY_NAME = {step.name: step for step in STEPS}
 SUMMARY = (
@@ -82,19 +76,21 @@ def words(
     x: float,
     y: float,
     text: str,
-    kind: str,  # title, line or page, and perhaps another class
+    kind: str,  # title, text, line or page, and perhaps another class
     size: float,
     anchor: str = "middle",
     color: str = "",
 ) -> str:
-    "A line of text, in which `V_{t}` has a subscript. Titles are bold, the rest is muted."
+    "A line of text, in which `V_{t}` has a subscript. Titles are bold; the rest but text is muted."
     first, *rest = re.split(r"_\{(\w+)\}", text)
     inner = escape(first)
     for below, after in zip(rest[::2], rest[1::2], strict=True):
         inner += element("tspan", below, dy=3, font_size="75%")
         inner += element("tspan", escape(after), dy=-3)
     bold = kind.startswith("title")
-    font = dict(font_size=size, fill=color or (INK if bold else MUTED), text_anchor=anchor)
+    font = dict(
+        font_size=size, fill=color or (INK if bold or kind == "text" else MUTED), text_anchor=anchor
+    )
     weight = 600 if bold else None
     return element("text", inner, class_=kind, x=x, y=y, **font, font_weight=weight)
 
@@ -130,14 +126,8 @@ def arrow(points: Sequence[tuple[float, float]], dashed: bool = False) -> str:
 def picture_card(height: float, label: str, *parts: str) -> Picture:
     "The whole picture, on a card of its own colour so that it reads on white and on black."
     card = rectangle(1, 1, WIDTH - 2, height - 2, "card", CARD, EDGE)
-    drawn = asset("picture.svg").format(
-        label=escape(label),
-        width=WIDTH,
-        height=height,
-        style=asset("loop.css"),
-        parts=card + "".join(parts),
-    )
-    return Picture(drawn.rstrip())
+    frame = dict(width=WIDTH, height=height, style=asset("loop.css"), label=escape(label))
+    return Picture(asset("picture.svg").format(**frame, parts=card + "".join(parts)).rstrip())
 
 
 def step_box(step: Step, x: float, y: float, w: float, h: float, marked: bool = False) -> str:
@@ -152,7 +142,7 @@ def step_box(step: Step, x: float, y: float, w: float, h: float, marked: bool = 
         words(middle, baseline, step.title, "title", 14 if small else 16, color=color),
     ]
     if not small:
-        lines = enumerate(step.lines)
+        lines = enumerate(step.lines.splitlines())
         parts += [words(x + w / 2, y + 46 + 18 * i, line, "line", 13) for i, line in lines]
     return element("g", *parts, class_=f"step{' small' * small}{' marked' * marked}")
 
@@ -167,32 +157,26 @@ def loop_frame(x: float, y: float, w: float, h: float, marked: bool = False) -> 
 # ---- The strip ----
 
 
-def strip(marked: str) -> Picture:
+def strip(marked: Step) -> Picture:
     "Two lines of steps that close to a loop, one of them marked. 800 by 108."
     w, h, top, bottom = 116.0, 30.0, 10.0, 68.0
     at = [10 + 132.8 * column for column in range(6)]
     places = dict(masks=(0, top), prompts=(1, top), rollout=(2, top), logprobs=(3, top))
     places |= dict(reward=(4, top), kl=(5, top), shaping=(5, bottom), gae=(4, bottom))
     places |= dict(losses=(3, bottom), ppo=(2, bottom), evaluate=(1, bottom), models=(0, bottom))
-    boxes = [
-        step_box(BY_NAME[name], at[column], y, w, h, name == marked)
-        for name, (column, y) in places.items()
-    ]
-    boxes.append(step_box(BY_NAME["training_loop"], 480, 43, 160, 22, marked == "training_loop"))
+    box = lambda name, column, y: step_box(BY_NAME[name], at[column], y, w, h, name == marked.name)
+    boxes = [box(name, *place) for name, place in places.items()]
+    whole = marked.name == "training_loop"
+    boxes.append(step_box(BY_NAME["training_loop"], 480, 43, 160, 22, whole))
     right = [arrow([(at[i] + w, top + 15), (at[i + 1], top + 15)]) for i in range(1, 5)]
-    left = [
-        arrow([(at[i], bottom + 15), (at[i - 1] + w, bottom + 15)], dashed=i == 2)
-        for i in (5, 4, 3, 2)
-    ]
-    turns = [
-        arrow([(at[5] + w / 2, top + h), (at[5] + w / 2, bottom)]),
-        arrow([(at[2] + w / 2, bottom), (at[2] + w / 2, top + h)]),
-    ]
-    frame = loop_frame(at[2] - 6, 4, at[5] + w - at[2] + 12, 100, marked == "training_loop")
-    step = BY_NAME[marked]
+    low = bottom + 15
+    left = [arrow([(at[i], low), (at[i - 1] + w, low)], dashed=i == 2) for i in (5, 4, 3, 2)]
+    first, last = at[2] + w / 2, at[5] + w / 2
+    turns = arrow([(last, top + h), (last, bottom)]), arrow([(first, bottom), (first, top + h)])
+    frame = loop_frame(at[2] - 6, 4, at[5] + w - at[2] + 12, 100, whole)
     label = (
         "The RLHF-PPO loop: prompts, rollout, log-probs, reward, KL, shaping, GAE, losses, update, "
-        f"and again; evaluation is apart. This page: {step.title} ({step.number})."
+        f"and again; evaluation is apart. This page: {marked.title} ({marked.number})."
     )
     return picture_card(108, label, frame, *right, *left, *turns, *boxes)
 
@@ -253,10 +237,8 @@ def large() -> Picture:
     boxes = [step_box(BY_NAME["prompts"], at[0], 20, w, h)]
     boxes += [step_box(BY_NAME[name], at[i], top, w, h) for i, name in enumerate(above)]
     boxes += [step_box(BY_NAME[name], at[i], bottom, w, h) for i, name in enumerate(below)]
-    boxes += [
-        step_box(BY_NAME["training_loop"], at[3] + 8, 109, 160, 22),
-        step_box(BY_NAME["evaluate"], at[0], 462, 2 * w + 26.5, 62),
-    ]
+    boxes.append(step_box(BY_NAME["training_loop"], at[3] + 8, 109, 160, 22))
+    boxes.append(step_box(BY_NAME["evaluate"], at[0], 462, 2 * w + 26.5, 62))
     middle = at[0] + w / 2
     arrows = [
         *(arrow([(at[i] + w, top + 40), (at[i + 1], top + 40)]) for i in range(3)),
@@ -278,7 +260,7 @@ def large() -> Picture:
         model_boxes(206, 40),
         back,
         heading(290, 248, BY_NAME["masks"]),
-        words(376, 248, BY_NAME["masks"].lines[0], "line", 13, "start"),
+        words(376, 248, BY_NAME["masks"].lines, "line", 13, "start"),
         response_tokens(290, 260),
     )
 
@@ -286,23 +268,19 @@ def large() -> Picture:
 # ---- In use ----
 
 
-def find_step(name: str) -> Step:
-    "A step by its name or by its page's, such as `gae` or `tldr`. Raises ValueError for another."
-    for step in STEPS:
-        if name in (step.name, step.page, step.page[3:]):
-            return step
+def loop_picture(
+    step: str | None = None,  # its name or its page's: gae, tldr; None for the large picture
+) -> Picture:
+    "The loop as an SVG: large, or a strip with one step marked. Raises ValueError for no step."
+    if step is None:
+        return large()
+    for one in STEPS:
+        if step in (one.name, one.page, one.page[3:]):
+            return strip(one)
     raise ValueError(
-        f"there is no step {name!r} in the loop: give one of {', '.join(BY_NAME)}, or no name for "
+        f"there is no step {step!r} in the loop: give one of {', '.join(BY_NAME)}, or no name for "
         "the large picture."
     )
-
-
-def loop_picture(
-    step: str | None = None,  # a step's name, such as "gae"; None for the large picture
-) -> Picture:
-    """The loop of RLHF with PPO as an SVG: the large picture, or a strip in which one step is
-    marked. Raises ValueError for a step that is not in the loop."""
-    return large() if step is None else strip(find_step(step).name)
 
 
 # ---- Rows in parts ----

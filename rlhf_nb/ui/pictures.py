@@ -61,10 +61,8 @@ class Columns:
     def headings(self, y: float, prompt: str, response: str) -> str:
         "A line over the prompt's columns and one over the response's."
         ends = (0, self.prompt - 1), (self.prompt, self.count - 1)
-        return "".join(
-            words((self.middle(a) + self.middle(b)) / 2, y, text, "title", 14)
-            for (a, b), text in zip(ends, (prompt, response), strict=True)
-        )
+        middles = [(self.middle(a) + self.middle(b)) / 2 for a, b in ends]
+        return "".join(words(x, y, s, "title", 14) for x, s in zip(middles, (prompt, response)))
 
 
 def label(y: float, text: str, note: str = "") -> str:
@@ -156,13 +154,6 @@ LINES = dict(k1=("blue", ""), k2=("orange", "7 3"), k3=("ink", "2 3"), abs=("gre
 Point = tuple[float, float]
 
 
-def kl_words(
-    x: float, y: float, text: str, kind: str = "muted", size: float = 13, anchor: str = "start"
-) -> str:
-    "A line of text: a title is bold, text has the colour of ink, muted is grey."
-    return words(x, y, text, kind, size, anchor, INK if kind == "text" else "")
-
-
 def line(points: Sequence[Point], color: str, dash: str = "", width: float = 1.8) -> str:
     "A line through the points, in one of STROKES."
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
@@ -202,7 +193,7 @@ def gap_panel(logprobs: Tensor, ref_logprobs: Tensor, drawn: Tensor) -> str:
             continue
         x, ends = across(at), sorted(down(logs[at].item()) for logs in (logprobs, ref_logprobs))
         parts.append(line([(x, ends[0]), (x, min(ends[1], 232))], "orange" if gap > 0 else "blue"))
-        parts.append(kl_words(x, 246, "+" if gap > 0 else "−", "text", 12, "middle"))
+        parts.append(words(x, 246, "+" if gap > 0 else "−", "text", 12, "middle"))
     for logs, color, dash in ((ref_logprobs, "grey", "5 3"), (logprobs, "ink", "")):
         points = [(across(i), down(logs[i].item())) for i in shown]
         parts.append(line([point for point in points if point[1] <= 232], color, dash, 1.5))
@@ -224,7 +215,7 @@ def histograms(averages: dict[str, Tensor], exact: float) -> str:
             steps += [(404 + step * i, y), (404 + step * (i + 1), y)]
         parts.append(line([*steps, (776, 232)], *LINES[name]))
     x = 404 + 372 * (exact - low) / (high - low)
-    label = kl_words(min(max(x, 430), 750), 248, f"exact {exact:.2f}", "text", 12, "middle")
+    label = words(min(max(x, 430), 750), 248, f"exact {exact:.2f}", "text", 12, "middle")
     return "".join(parts) + line([(x, 88), (x, 232)], "ink", width=1) + label
 
 
@@ -248,10 +239,8 @@ def kl_picture(
         bias = round(mean.item() - exact, 3) + 0.0
         left, y = 404 + 190 * (i % 2), 54 + 20 * (i // 2)
         labels.append(f"{name}: bias {bias:.2f}, noise {noise:.2f}")
-        legend += [
-            line([(left, y - 4), (left + 24, y - 4)], *LINES[name]),
-            kl_words(left + 30, y, labels[-1], "text", 12),
-        ]
+        legend.append(line([(left, y - 4), (left + 24, y - 4)], *LINES[name]))
+        legend.append(words(left + 30, y, labels[-1], "text", 12, "start"))
     count = "1 token" if tokens == 1 else f"{tokens} tokens"
     keys = (("ink", "", "log π", 24), ("grey", "5 3", "log π_{ref}", 110))
     return picture_card(
@@ -259,15 +248,15 @@ def kl_picture(
         f"Policy and reference, {drift:g} apart; exact KL {exact:.3f}. Averages over {BATCHES:,} "
         f"batches of {count}: {'; '.join(labels)}.",
         element("style", asset("kl.css")),
-        kl_words(24, 30, "k1 of a token: log π − log π_{ref}", "title", 15),
+        words(24, 30, "k1 of a token: log π − log π_{ref}", "title", 15, "start"),
         *(line([(x, 50), (x + 24, 50)], color, dash) for color, dash, _, x in keys),
-        *(kl_words(x + 30, 54, text, "text", 12) for _, _, text, x in keys),
+        *(words(x + 30, 54, text, "text", 12, "start") for _, _, text, x in keys),
         gap_panel(logprobs, ref_logprobs, drawn[:tokens]),
-        kl_words(24, 270, f"{count}, drawn from π, and the sign of each gap", size=12),
-        kl_words(404, 30, f"estimates of the KL from {count}", "title", 15),
+        words(24, 270, f"{count}, drawn from π, and the sign of each gap", "muted", 12, "start"),
+        words(404, 30, f"estimates of the KL from {count}", "title", 15, "start"),
         *legend,
         histograms(averages, exact),
-        kl_words(404, 270, f"in nats; {BATCHES:,} batches, the tails cut off", size=12),
+        words(404, 270, f"in nats; {BATCHES:,} batches, the tails cut off", "muted", 12, "start"),
     )
 
 
@@ -317,18 +306,6 @@ def arc(
     return element("path", class_=f"from-{side(value)}", **stroke, d=d, **look)
 
 
-def stack_bars(
-    x: float, y: float, w: float, terms: Sequence[float], opacities: Sequence[float], scale: float
-) -> str:
-    "The terms on top of each other, positive ones upwards and negative ones downwards."
-    parts, top = [], {"up": y, "down": y}
-    for term, opacity in zip(terms, opacities):
-        if term:
-            parts.append(signed_bar(x, top[side(term)], w, term, scale, opacity))
-            top[side(term)] -= term * scale
-    return "".join(parts)
-
-
 def panel(
     left: float,
     width: float,
@@ -364,10 +341,14 @@ def panel(
             words(at[t], above, signed_number(deltas[t]), "number", 12, color=INK),
             signed_bar(at[t], zeros[0], thick, deltas[t], scale),
             words(at[t], arcs_at - 8, visible_token(token), "token", 12, color=INK),
-            stack_bars(at[t], zeros[1], thick, terms[t], fading, scale),
-            rule("net", at[t] - edge, at[t] + edge, net, INK, 2.5),
-            words(at[t], bottom, signed_number(total), "number", 13, color=INK),
         ]
+        top = {"up": zeros[1], "down": zeros[1]}  # of what is stacked so far
+        for term, opacity in zip(terms[t], fading):
+            if term:
+                parts.append(signed_bar(at[t], top[side(term)], thick, term, scale, opacity))
+                top[side(term)] -= term * scale
+        parts.append(rule("net", at[t] - edge, at[t] + edge, net, INK, 2.5))
+        parts.append(words(at[t], bottom, signed_number(total), "number", 13, color=INK))
     return "".join(parts)
 
 
@@ -393,18 +374,15 @@ def gae_picture(
     arcs_at = zero + lows[0] * scale + 2 * LABEL
     below = arcs_at + ARCS + 12 + highs[1] * scale
     bottom = below + lows[1] * scale + LABEL + 3
-    width, heights = (WIDTH - 20) / len(lams), ((zero, below), arcs_at, bottom)
-    panels = [
-        panel(10 + width * i, width, tokens, deltas, gamma, x, scale, *heights)
-        for i, x in enumerate(lams)
-    ]
-    sums = "; ".join(
-        f"lambda {x:g}: {' '.join(signed_number(sum(row)) for row in shares(deltas, gamma * x))}"
-        for x in lams
-    )
+    width = (WIDTH - 20) / len(lams)
+    lefts = [10 + width * i for i in range(len(lams))]
+    rest = scale, (zero, below), arcs_at, bottom
+    panels = [panel(x, width, tokens, deltas, gamma, y, *rest) for x, y in zip(lefts, lams)]
+    sums = lambda x: " ".join(signed_number(sum(row)) for row in shares(deltas, gamma * x))
+    told = "; ".join(f"lambda {x:g}: {sums(x)}" for x in lams)
     label = (
         f"Surprises of {', '.join(tokens)}: {' '.join(map(signed_number, deltas))}. Arcs pass each "
-        f"on to the tokens before it, fading by (gamma lambda) a step. Advantages, {sums}."
+        f"on to the tokens before it, fading by (gamma lambda) a step. Advantages, {told}."
     )
     return picture_card(bottom + 13, label, element("style", asset("gae.css")), *panels)
 
@@ -438,12 +416,6 @@ def path(kind: str, points: list[tuple[float, float]], color: str, thick: float,
     return element("path", class_=kind, d=d, fill="none", **stroke, stroke_dasharray=dash or None)
 
 
-def push_arrow(x: float, y: float, way: int) -> str:
-    "A short arrow to the right (more likely) or to the left."
-    tip, back = x + 26 * way, x + 19 * way
-    return path("push", [(x, y), (tip, y), (back, y - 5), (tip, y), (back, y + 5)], INK, 2, "")
-
-
 def half(
     left: float,
     advantage: int,
@@ -453,8 +425,7 @@ def half(
     dual: Callable[[float], float] | None,
 ) -> str:
     "The loss of a good token, or of a bad one."
-    width = WIDTH / 2 - 60
-    x = lambda ratio: left + width * ratio / up_to
+    x = lambda ratio: left + (WIDTH / 2 - 60) * ratio / up_to
     highest = 0.0 if advantage > 0 else up_to
     y = lambda value: TOP + HEIGHT * (0.06 + 0.88 * (highest - value) / up_to)
     parts: list[str] = []
@@ -484,7 +455,10 @@ def half(
     parts.append(words(x(up_to / 2), TOP + HEIGHT + 34, "ratio ρ_{t}", "number", 12))
     centre = dict(cx=f"{x(1):.1f}", cy=f"{y(-advantage):.1f}")
     parts.append(element("circle", class_="point", **centre, r=5, fill=INK))
-    parts.append(push_arrow(x(1) + 11 * advantage, y(-advantage), advantage))
+    start, tip, back = (x(1) + far * advantage for far in (11, 37, 30))  # right: more likely
+    level = y(-advantage)
+    arrow = [(start, level), (tip, level), (back, level - 5), (tip, level), (back, level + 5)]
+    parts.append(path("push", arrow, INK, 2, ""))
     return "".join(parts)
 
 
@@ -495,8 +469,7 @@ def clip_picture(
     up_to: float = 2.0,  # the largest ratio shown
 ) -> Picture:
     """The loss of a good and of a bad token over the ratio: unclipped (dashed), clipped, and where
-    the gradient is zero. The dot is a token before the first step; its arrow says where it is
-    pushed."""
+    the gradient is zero. The dot is a token before the first step; its arrow is the push."""
     high = cliprange if cliprange_high is None else cliprange_high
     halves = []
     for left, advantage in ((50.0, 1), (50.0 + WIDTH / 2, -1)):
@@ -520,9 +493,8 @@ def clip_picture(
 
 def map_grid() -> tuple[Tensor, Tensor]:  # ratios and advantages, [60, 80] each
     "The points of the map: ratios from 0 to 2 along the bottom, advantages from -3 to 3 upwards."
-    across, upward = torch.meshgrid(
-        (torch.arange(80) + 0.5) / 40, (torch.arange(60) + 0.5) / 10 - 3, indexing="xy"
-    )
+    sides = (torch.arange(80) + 0.5) / 40, (torch.arange(60) + 0.5) / 10 - 3
+    across, upward = torch.meshgrid(*sides, indexing="xy")
     return across, upward
 
 
@@ -532,10 +504,8 @@ def push_map(
     advantages: Tensor,  # [N]
     moves: Tensor,  # [N] true where a token still has a gradient
 ) -> Figure:
-    """Where the loss pushes up (orange), down (blue) or not at all (hatched); tokens are dots, or
-    crosses where nothing pushes them any more."""
-    ends = ["#7ab0e8", "#ffffff", "#f4a259"]
-    colours = LinearSegmentedColormap.from_list("signed", ends)
+    "Where the loss pushes up (orange), down (blue), not at all (hatched); tokens: dots or crosses."
+    colours = LinearSegmentedColormap.from_list("signed", ["#7ab0e8", "#ffffff", "#f4a259"])
     figure, axis = plt.subplots(figsize=(6, 3.4))
     place: dict[str, Any] = dict(origin="lower", aspect="auto", extent=(0, 2, -3, 3))
     shown = axis.imshow(push.numpy(), cmap=colours, vmin=-4, vmax=4, **place)

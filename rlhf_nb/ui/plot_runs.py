@@ -24,12 +24,10 @@ def group_runs(
     runs: Sequence[str],  # folders
     groups: Sequence[str] | None = None,  # a name for each; None: its path without the seed
 ) -> dict[str, list[str]]:  # name -> the runs to average
-    """Runs that differ in nothing but the seed, each folder once. Raises ValueError where names and
-    runs do not match."""
+    "Runs that differ in the seed alone, each folder once. ValueError where names don't match them."
     if groups and len(groups) != len(runs):
-        raise ValueError(
-            f"--group has {len(groups)} names for {len(runs)} runs: give one for each."
-        )
+        count = f"{len(groups)} names for {len(runs)} runs"
+        raise ValueError(f"--group has {count}: give one for each.")
     paths = [Path(run).as_posix() for run in runs]
     plain = [re.sub(r"[-_.]?seed[-_=]?\d+", "", path).strip("/") or path for path in paths]
     parents = [Path(path).parent for path in plain]
@@ -66,12 +64,6 @@ def line_of(log: Log, metric: str, x: str) -> pd.Series:
     return line.sort_index().where(np.isfinite)
 
 
-def shared_places(lines: Sequence[pd.Series]) -> list[float]:
-    "Where all lines that go so far have a point."
-    places = sorted({x for line in lines for x in line.index})
-    return [x for x in places if all(x in line.index or x > line.index[-1] for line in lines)]
-
-
 def thin_line(
     line: pd.Series,
     places: Sequence[float],  # sorted
@@ -100,7 +92,9 @@ def over_runs(
     lines = [line for log in logs if len(line := line_of(log, metric, x))]
     if not lines:
         return pd.DataFrame(columns=["mean", "least", "most", "runs"], dtype=float)
-    places, at_once = shared_places(lines), any(fnmatch(metric, p) for p in AT_ONCE)
+    shared = lambda x: all(x in line.index or x > line.index[-1] for line in lines)
+    places = sorted(filter(shared, {x for line in lines for x in line.index}))
+    at_once = any(fnmatch(metric, p) for p in AT_ONCE)
     if not all(line.index.isin(places).any() for line in lines):
         raise ValueError(
             f"the runs of one line logged {metric} at no common {x}: give each run a name of its "

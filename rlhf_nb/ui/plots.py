@@ -19,8 +19,7 @@ def _note(axis: Axes, text: str, at: tuple, shift: tuple[int, int], side: str = 
 
 
 def calibration_plot(table: pd.DataFrame) -> Figure:
-    """Observed against predicted, from the table of `calibration`, with the number of pairs at each
-    point; a calibrated model is on the diagonal."""
+    "Observed against predicted, from the table of `calibration`; a calibrated model: the diagonal."
     figure, axis = plt.subplots(figsize=(4.2, 3.6), layout="constrained")
     plt.close(figure)  # the caller shows it: once is enough
     axis.plot([0.5, 1], [0.5, 1], color="#777777", linestyle="--", label="perfectly calibrated")

@@ -23,6 +23,8 @@ from rlhf_nb.training.completions import complete
 from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.html import percent
 
+Rows = Sequence[Mapping[str, Any]]
+
 
 def draw_pairs(
     model: nn.Module,  # a policy
@@ -33,10 +35,8 @@ def draw_pairs(
     seed: int = 0,
 ) -> Dataset:  # with columns answer_1 and answer_2
     "Two samples of a policy for every prompt; pairs that are equal, empty or cut off are left out."
-    one, two = (
-        complete(model, tokenizer, data["prompt"], response_length, temperature, seed=2 * seed + i)
-        for i in range(2)
-    )
+    how = data["prompt"], response_length, temperature
+    one, two = (complete(model, tokenizer, *how, seed=2 * seed + i) for i in range(2))
     drawn = zip(data, one.texts, two.texts, one.stopped, two.stopped)
     rows = [
         {**row, "answer_1": first, "answer_2": second}
@@ -68,8 +68,7 @@ def showings(
     repeat_every: int = 8,  # after so many new pairs, one comes again; 0: none does
     seed: int = 0,
 ) -> list[Showing]:
-    """Which pair when, and on which side. More pairs later do not change the beginning. Raises
-    ValueError on too many repeats."""
+    "Which pair when, and on which side; more pairs do not change the beginning. Raises ValueError."
     if repeat_every and repeat_every <= _PAIRS_APART:
         raise ValueError(
             f"repeat_every is {repeat_every}: give 0 for none, or at least {_PAIRS_APART + 1}, so "
@@ -91,9 +90,7 @@ def _is_turns(x: Any) -> bool:
     return bool(x) and (isinstance(x, str) or (isinstance(x, Sequence) and all(map(turn, x))))
 
 
-def checked_pairs(
-    data: Dataset | Sequence[Mapping[str, Any]], answers: tuple[str, str]
-) -> list[dict[str, Any]]:
+def checked_pairs(data: Dataset | Rows, answers: tuple[str, str]) -> list[dict[str, Any]]:
     "Prompt and answers of each row. Raises ValueError, naming it, where nobody could label it."
     pairs: list[dict[str, Any]] = []
     one, two = answers
@@ -126,8 +123,7 @@ def _object_of(line: bytes) -> dict[str, Any] | None:
 
 
 class LabelFile:
-    """JSON lines, each of them on the disk before `append` returns. A torn last line is skipped and
-    then overwritten."""
+    "JSON lines, each on the disk before `append` returns. A torn last line is overwritten."
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -190,22 +186,6 @@ def share_sentence(count: int, of: int) -> str:
     return f"{count} of {of} ({share}; 95 % interval {least} to {most})"
 
 
-def _in_force(records: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
-    "The choices that were not taken back. Raises ValueError on a line that is none."
-    rows: list[dict[str, Any]] = []
-    for number, row in enumerate(records, 1):
-        if row.get("choice") == "undo" and rows:
-            rows.pop()
-        elif row.get("choice") in ("0", "1", "2") and {"pair", "left", "answers"} <= set(row):
-            rows.append(dict(row))
-        else:
-            raise ValueError(
-                f"{name}, line {number} is no choice of label_preferences: {str(row)[:80]}. Give "
-                "the path of a file that it wrote, or of a new one."
-            )
-    return rows
-
-
 @dataclass(frozen=True)
 class Labels:
     "The choices of a file that are in force, in order, and how reliable the person is."
@@ -231,8 +211,7 @@ class Labels:
         return decided.count("1"), len(decided)
 
     def training(self) -> Dataset:
-        """Columns chosen, rejected, pair, and prompt where there is one: first showings that were
-        no tie. Raises ValueError where there is none."""
+        "Columns chosen, rejected, pair, perhaps prompt: first showings, no ties. Or ValueError."
         rows = [row for row in self.fresh if row["choice"] != "0"]
         if not rows:
             raise ValueError(
@@ -261,27 +240,39 @@ def report_lines(labels: Labels) -> dict[str, str]:
         "answer 1 was taken": share_sentence(first, of) + lean,
     }
     if labels.torn:
-        lines["torn"] = (
-            f"{labels.torn} bytes of a last line were not written to their end and are passed over"
-        )
+        why = "of a last line were not written to their end and are passed over"
+        lines["torn"] = f"{labels.torn} bytes {why}"
     return lines
 
 
-def read_labels(path: str | Path) -> Labels:
-    """The choices of a file of `label_preferences`. Raises FileNotFoundError, or ValueError on a
-    line that is no choice."""
-    file = LabelFile(path)
-    if not file.path.exists():
-        raise FileNotFoundError(f"there is no file {file.path}: label_preferences writes one.")
-    records = file.read()
-    rows = _in_force(records, file.path.name)
+def _labels_in(file: LabelFile) -> Labels:
+    "The choices that were not taken back. Raises ValueError on a line that is none."
+    rows: list[dict[str, Any]] = []
+    for number, row in enumerate(records := file.read(), 1):
+        if row.get("choice") == "undo" and rows:
+            rows.pop()
+        elif row.get("choice") in ("0", "1", "2") and {"pair", "left", "answers"} <= set(row):
+            rows.append(dict(row))
+        else:
+            name = f"{file.path.name}, line {number}"
+            raise ValueError(
+                f"{name} is no choice of label_preferences: {str(row)[:80]}. Give the path of a "
+                "file that it wrote, or of a new one."
+            )
     return Labels(rows, (len(records) - len(rows)) // 2, file.torn)
 
 
+def read_labels(path: str | Path) -> Labels:
+    "The choices of a file of `label_preferences`. Raises FileNotFoundError or ValueError."
+    file = LabelFile(path)
+    if not file.path.exists():
+        raise FileNotFoundError(f"there is no file {file.path}: label_preferences writes one.")
+    return _labels_in(file)
+
+
 def load_preferences(path: str | Path) -> Dataset:
-    """The decided pairs of a file of `label_preferences`, as RewardTrainer takes them: chosen,
-    rejected, pair, and prompt where there was one. Ties, repeats and what was taken back are left
-    out; `read_labels` counts them."""
+    """The decided pairs of a file of `label_preferences`, for RewardTrainer: chosen, rejected,
+    pair, prompt. Ties, repeats and what was taken back are left out."""
     return read_labels(path).training()
 
 
@@ -305,12 +296,9 @@ class PersonJudge:
     def __call__(
         self, prompts: list[str], pairs: list[tuple[str, str]], **columns: list
     ) -> list[float | None]:
-        """0: the first answer is better. 1: the second. 0.5: a tie, or twice the same answer. None
-        where nobody has chosen yet."""
-        return [
-            0.5 if one == two else self.verdicts.get((prompt, one, two))
-            for prompt, (one, two) in zip(prompts, pairs, strict=True)
-        ]
+        "0: the first answer is better. 1: the second. 0.5: a tie, or the same. None: unknown."
+        judged = lambda x, one, two: 0.5 if one == two else self.verdicts.get((x, one, two))
+        return [judged(prompt, *pair) for prompt, pair in zip(prompts, pairs, strict=True)]
 
 
 def _in_order(pair: Mapping[str, Any], showing: Showing) -> list[Turns]:
@@ -318,18 +306,12 @@ def _in_order(pair: Mapping[str, Any], showing: Showing) -> list[Turns]:
     return pair["answers"][:: -1 if showing.left else 1]
 
 
-def _continue(
-    rows: Sequence[Mapping[str, Any]],
-    order: Sequence[Showing],
-    pairs: Sequence[Mapping[str, Any]],
-    name: str,
-) -> None:
+def _continue(rows: Rows, order: Sequence[Showing], pairs: Rows, name: str) -> None:
     "Raises ValueError where the file was labelled on other pairs, or in another order."
     fix = "give the data, seed and repeat_every that it was begun with, or a path that is new"
     if len(rows) > len(order):
-        raise ValueError(
-            f"{name} has {len(rows)} choices and there are {len(order)} to make: {fix}."
-        )
+        made = f"{len(rows)} choices and there are {len(order)} to make"
+        raise ValueError(f"{name} has {made}: {fix}.")
     for i, (row, showing) in enumerate(zip(rows, order)):
         if (row["pair"], row["left"], row["again"]) != (showing.pair, showing.left, showing.again):
             raise ValueError(
@@ -349,7 +331,7 @@ class Labelling:
 
     def __init__(
         self,
-        dataset: Dataset | Sequence[Mapping[str, Any]],
+        dataset: Dataset | Rows,
         path: str | Path,
         answers: tuple[str, str] = ("answer_1", "answer_2"),
         seed: int = 0,
@@ -357,9 +339,8 @@ class Labelling:
         clock: Callable[[], float] = time.monotonic,  # seconds
     ):
         self.pairs, self.file, self.clock = checked_pairs(dataset, answers), LabelFile(path), clock
-        self.order, records = showings(len(self.pairs), repeat_every, seed), self.file.read()
-        self.rows = _in_force(records, self.file.path.name)
-        self.undone, self.since = (len(records) - len(self.rows)) // 2, clock()
+        self.order, made = showings(len(self.pairs), repeat_every, seed), _labels_in(self.file)
+        self.rows, self.undone, self.since = made.rows, made.undone, clock()
         _continue(self.rows, self.order, self.pairs, self.file.path.name)
 
     @property
@@ -380,8 +361,7 @@ class Labelling:
         return pair["prompt"], _in_order(pair, self.showing)
 
     def choose(self, key: str) -> None:
-        """1: answer 1 is better. 2: answer 2. 0: a tie. On the disk when it returns. Raises
-        ValueError on another key, or where all are made."""
+        "1: answer 1 is better. 2: answer 2. 0: a tie. It is on the disk then. Or ValueError."
         at, now = self.showing, self.clock()
         if key not in ("0", "1", "2") or at is None:
             raise ValueError(
@@ -389,8 +369,7 @@ class Labelling:
                 "while a pair is shown."
             )
         prompt, both = self.answers()
-        sides: dict[str, Sequence[Turns | None]]
-        sides = {"1": both, "2": both[::-1], "0": (None, None)}
+        sides: dict[str, Any] = {"1": both, "2": both[::-1], "0": (None, None)}
         chosen, rejected = sides[key]
         row: dict[str, Any] = dict(prompt=prompt, chosen=chosen, rejected=rejected, answers=both)
         row |= dict(choice=key, **asdict(at), seconds=round(now - self.since, 2))
@@ -401,7 +380,6 @@ class Labelling:
         "Take the last choice back; its pair is shown again. Raises ValueError where there is none."
         if not self.rows:
             raise ValueError("there is no choice to take back.")
-        self.file.append(
-            dict(prompt=None, chosen=None, rejected=None, choice="undo", pair=self.rows[-1]["pair"])
-        )
+        none: dict[str, Any] = dict(prompt=None, chosen=None, rejected=None)
+        self.file.append(none | dict(choice="undo", pair=self.rows[-1]["pair"]))
         self.rows, self.undone, self.since = self.rows[:-1], self.undone + 1, self.clock()

@@ -20,6 +20,7 @@ from rlhf_nb.ui.html import (
     data_table,
     element,
     error_note,
+    folded,
     safe_prose,
     safe_text,
     sheet,
@@ -34,8 +35,8 @@ SHEETS = ("sheet.css", "preferences.css")
 
 def label_report(labels: Labels) -> Html:
     "How much was labelled, how long it took, how reliable it is."
-    rows = list(report_lines(labels).items())
-    table = data_table("", ["question", "How good are these labels?"], rows)
+    heads = "question", "How good are these labels?"
+    table = data_table("", heads, list(report_lines(labels).items()))
     return themed_markup(sheet(table), sheets=SHEETS)
 
 
@@ -46,15 +47,12 @@ def _pane(name: str, text: str) -> Html:
 
 
 def render_labelling(work: Labelling, note: str = "") -> Html:
-    """The pair that waits for a choice, how far one is, what the last key did (`note`), and how
-    good the labels are so far."""
+    "The pair that waits, how far one is, what the last key did (`note`), how good the labels are."
     done, total, name = len(work.rows), len(work.order), work.file.path.name
     place = element("b", f"Choice {min(done + 1, total)} of {total}")
     after = f" · {done} saved in {name}{f' · {note}' if note else ''}"
-    parts = [
-        element("p", place, safe_text(after), role="status"),
-        element("progress", value=done, max=total, aria_label="choices made"),
-    ]
+    parts = [element("p", place, safe_text(after), role="status")]
+    parts.append(element("progress", value=done, max=total, aria_label="choices made"))
     if work.showing is None:
         over = element("b", f"All {total} choices are made.")
         then = safe_text(f" load_preferences({name!r}) gives them to RewardTrainer.")
@@ -66,8 +64,8 @@ def render_labelling(work: Labelling, note: str = "") -> Html:
         panes = [_pane(f"Answer {i}", turns_text(text)) for i, text in enumerate(both, 1)]
         parts.append(element("div", *panes, class_="panes"))
     table = data_table("", ["question", "answer"], list(report_lines(work.labels).items()))
-    summary = element("summary", "How good are these labels?")
-    return themed_markup(sheet(*parts, element("details", summary, table)), sheets=SHEETS)
+    details = folded("How good are these labels?", table)
+    return themed_markup(sheet(*parts, details), sheets=SHEETS)
 
 
 _APART_SECONDS = 0.2  # a key that comes sooner after a pair was drawn was not pressed by a reader
@@ -116,8 +114,7 @@ class PreferenceDesk:
         if decided < _ENOUGH_PAIRS:
             self.note = f"{decided} decided pairs are too few to refit: {_ENOUGH_PAIRS} are wanted"
             return
-        busy = f"refitting on {decided} decided pairs ..."
-        self.view.value = render_labelling(self.work, busy)
+        self.view.value = render_labelling(self.work, f"refitting on {decided} decided pairs ...")
         self.refitted = self.refit()
         self.work.since += self.work.clock() - start
         self.note = f"refitted after {len(self.work.rows)} choices"
@@ -151,10 +148,8 @@ class PreferenceDesk:
     def buttons(self) -> dict[str, widgets.Button]:
         "What the keys do, for the mouse."
         names = {"1": "1 is better", "2": "2 is better", "0": "0 tie", "u": "undo (u)"}
-        buttons = {
-            key: action_button(name, partial(self.click, partial(self.press, key)))
-            for key, name in names.items()
-        }
+        pressed = lambda key: partial(self.click, partial(self.press, key))
+        buttons = {key: action_button(name, pressed(key)) for key, name in names.items()}
         if self.refit:
             buttons["refit"] = action_button("refit now", partial(self.click, self.learn))
         return buttons
@@ -213,8 +208,7 @@ def label_preferences(
     refit_every: int = 0,  # choices; 0: when the button is pressed
     held_out: float = 0.25,  # share of prompts whose labels only measure
 ) -> PreferenceDesk:
-    """Choose by 1, 2, 0 and u; every choice is saved at once. Raises ValueError on rows that cannot
-    be labelled, or a file of others."""
+    "Choose by 1, 2, 0 and u; each choice is saved at once. ValueError on rows or a file of no use."
     if refit_every and model is None:
         raise ValueError(
             f"refit_every is {refit_every} and there is no model to refit: give model and "

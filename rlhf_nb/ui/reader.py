@@ -24,18 +24,8 @@ from rlhf_nb.packing import score_sums
 from rlhf_nb.rollout import OWN, SIGNALS, Rollout
 from rlhf_nb.tldr import SLOT, gold_judge
 from rlhf_nb.training.prompts import turns_of
-from rlhf_nb.ui.episodes import (
-    Shown,
-    columns_of,
-    conversation_of,
-    episode_tokens,
-    filled,
-    notes_of,
-    number_of,
-    turns_told,
-    unit_of,
-    when,
-)
+from rlhf_nb.ui import episodes
+from rlhf_nb.ui.episodes import Shown, filled, notes_of, number_of
 from rlhf_nb.ui.facts import facts_told
 from rlhf_nb.ui.html import add_blanks, asset, breakable, module, script_page, visible
 from rlhf_nb.ui.what_if import UNKNOWN, lacking, objective_of, page_recipe, reproduces, unpenalized
@@ -88,9 +78,7 @@ def objective_for(
     shown: Shown,
     chosen: Objective | None = None,  # by the reader, for a rollout that carries none
 ) -> tuple[Objective | None, Objective | None, str]:
-    """The objective with which a page can compute again what a rollout holds, None where it does
-    not give its numbers; what a page that asks the reader for one begins with, None where it need
-    not ask; and a sentence that says so."""
+    "The objective that gives a rollout's numbers; what a page would ask for; a sentence on both."
     r = shown.rollout
     if absent := lacking(r):
         kept = f"The file has no {', '.join(absent)}."
@@ -116,7 +104,7 @@ def _answers(r: Rollout, rows: Sequence[int]) -> tuple[list[str], np.ndarray]:
     widths: list[int] = []
     shown = cache(lambda piece: (x := visible(piece, lines=True), len(x.encode("utf-16")) // 2 - 1))
     for e in rows:
-        pieces = add_blanks(episode_tokens(r, e), r.responses[e] if r.responses else "")
+        pieces = add_blanks(episodes.episode_tokens(r, e), r.responses[e] if r.responses else "")
         texts, units = zip(*map(shown, pieces)) if pieces else ((), ())
         answers.append("".join(texts))
         widths += units
@@ -128,8 +116,7 @@ def packed_update(
     rows: Sequence[int] | None = None,  # None: all; of some, nothing can be computed again
     chosen: Objective | None = None,  # by the reader, for a rollout that carries none
 ) -> bytes:
-    """An update, compressed: a JSON header behind its length in four bytes, then arrays of float32
-    in byte planes. `rlhf_nb/ui/static/reader.js` reads it."""
+    "An update, compressed, for reader.js: a JSON header behind its length, float32 in planes."
     r = shown.rollout
     rows = range(len(r)) if rows is None else rows
     objective, asks, note = objective_for(shown, chosen)
@@ -137,14 +124,12 @@ def packed_update(
         objective = asks = None
         note = "Advantages are whitened over a whole update, and some episodes are left out."
     n = r.mask.sum(1)
-    prompts: dict[str, int] = {}
-    turns: list[list[tuple[str, str]]] = []  # of each prompt
+    prompts: dict[str, tuple[int, dict[str, Any]]] = {}  # its place, and what is shown of it
+    asked = [r.prompts[e] if r.prompts else NO_PROMPT for e in rows]
     answers, widths = _answers(r, rows)
-    for e in rows:
-        asked = r.prompts[e] if r.prompts else NO_PROMPT
-        if asked not in prompts:
-            prompts[asked] = len(prompts)
-            turns.append(turns_of(conversation_of(r, e)))
+    for e, prompt in zip(rows, asked):
+        if prompt not in prompts:
+            prompts[prompt] = len(prompts), _prompt(prompt, r, e)
     marks = [_turn_marks(r, e) for e in rows]
     signals, scores = _stored_signals(shown, objective), filled(r, ("raw_scores", "scores"))
     if objective or asks:
@@ -158,22 +143,22 @@ def packed_update(
     picked = list(rows)
     header = dict(
         update=number_of(r, "update"),
-        when=visible(when(r)),
+        when=visible(episodes.when(r)),
         episodes=picked,
         of=len(r),
         lengths=n[picked].tolist(),
         stopped=None if r.stopped is None else [bool(x) for x in r.stopped[picked].tolist()],
         answers=answers,
-        prompts=[_prompt(*both) for both in zip(prompts, turns)],
-        asked=[prompts[r.prompts[e] if r.prompts else NO_PROMPT] for e in rows],
-        columns={k: [x[e] for e in rows] for k, x in _columns(columns_of(r)).items()},
+        prompts=[its for _, its in prompts.values()],
+        asked=[prompts[prompt][0] for prompt in asked],
+        columns={k: [x[e] for e in rows] for k, x in _columns(episodes.columns_of(r)).items()},
         recipe=page_recipe(objective) if objective else None,
         asks=page_recipe(asks) if asks else None,
         clip={k: x for k, x in (r.objective or {}).items() if k in ("cliprange", "cliprange_high")},
         told=note,
         bad_form=[_bad_form(r, e) for e in rows],
         turn_marks=marks if any(marks) else None,
-        unit=unit_of(r),
+        unit=episodes.unit_of(r),
         notes=list(map(visible, notes_of(r))),
         arrays=[[name, x.size] for name, x in arrays],
         **{name: _numbers(score_sums(x)[picked]) for name, x in scores.items()},
@@ -191,7 +176,7 @@ def _bad_form(r: Rollout, episode: int) -> bool | None:
 
 def _turn_marks(r: Rollout, episode: int) -> list[dict[str, Any]]:
     "Where a turn, or what answers it, begins in the response, and what is said of it."
-    told = turns_told(r, episode)
+    told = episodes.turns_told(r, episode)
     marks = [dict(at=one["at"], text=one["facts"], world=False) for one in told]
     worlds = [dict(at=one["read"], text="Answer", world=True) for one in told]
     marks += [one for one in worlds if one["at"] is not None]
@@ -205,11 +190,11 @@ CHAT = re.compile(  # a turn as common chat templates write it
 )
 
 
-def _prompt(text: str, turns: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """A prompt as it is shown, its turns where it is a conversation, and the facts that it tells
-    where the gold judge knows them."""
+def _prompt(text: str, r: Rollout, episode: int) -> dict[str, Any]:
+    "A prompt as it is shown, the turns of a conversation, and facts that the gold judge knows."
     facts: Mapping[str, str] | None = facts_told(text)
-    turns = turns or [(role, said) for role, said in CHAT.findall(text) if said]
+    found = [(role, said) for role, said in CHAT.findall(text) if said]
+    turns = turns_of(episodes.conversation_of(r, episode)) or found
     shown = partial(visible, lines=True)
     more = dict(facts=facts, turns=[[*map(shown, turn)] for turn in turns])
     return dict(text=shown(text)) | {name: x for name, x in more.items() if x}
@@ -289,10 +274,8 @@ def write_reader(
     above: str = "",  # markup above the episodes: the report of a demo
 ) -> Path:
     "A page that reads episodes without a kernel or a network, written whole or not at all."
-    updates = [
-        {**one, "packed": base64.b64encode(data).decode()}
-        for one, data in zip(head["updates"], packed, strict=True)
-    ]
+    texts = [dict(packed=base64.b64encode(data).decode()) for data in packed]
+    updates = [one | text for one, text in zip(head["updates"], texts, strict=True)]
     page = script_page(
         "reader.html",
         head["title"],

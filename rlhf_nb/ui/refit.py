@@ -50,8 +50,7 @@ class Refit:
         return int((held.margin > 0).sum()), len(held)
 
     def disagreements(self) -> pd.DataFrame:
-        """Labels that the model contradicts, the most confident first; sure is its probability of
-        the other answer."""
+        "Labels that the model contradicts, surest first; sure: its probability of the other."
         wrong = self.table[self.table.margin < 0].sort_values("margin", kind="stable")
         sure = torch.sigmoid(-torch.tensor(wrong.margin.to_numpy(dtype=float)))
         return wrong.assign(sure=sure.tolist())
@@ -97,8 +96,7 @@ def render_refit(refit: Refit, most: int = 8) -> Html:
 
 
 def quick_reward_args(output_dir: str) -> RewardConfig:
-    """Eight passes with a large learning rate: for models of a few hundred thousand weights and
-    labels of a few minutes."""
+    "Eight passes with a large learning rate: for small models and labels of a few minutes."
     return RewardConfig(
         output_dir,
         learning_rate=3e-3,
@@ -119,8 +117,7 @@ def refit_reward_model(
     held_out: float = 0.25,  # share of prompts that is never trained on
     seed: int = 0,  # which prompts those are
 ) -> Refit:
-    """A reward model trained on the labels whose prompts are not held out. Raises ValueError on
-    fewer than two of them."""
+    "A reward model trained on labels that are not held out. Raises ValueError on fewer than two."
     held = [is_held_out(row.get("prompt") or row["chosen"], held_out, seed) for row in labels]
     train = labels.select([i for i, kept in enumerate(held) if not kept])
     if len(train) < 2:

@@ -89,9 +89,8 @@ def reward_section(results: Mapping[str, Any]) -> str:
         if rows:
             tables.append(data_table(caption, [head, "Right", "From 0 to 100 %"], rows, "rates"))
     if not tables:
-        return missing_note(
-            "No accuracy yet: the stage reward measures it, and judge writes it into results.json."
-        )
+        who = "the stage reward measures it, and judge writes it into results.json"
+        return missing_note(f"No accuracy yet: {who}.")
     hint = (
         "The mark is at one half, which is chance. A fact near it is one that the reward model "
         "does not check: PPO has no reason to get it right."

@@ -18,14 +18,13 @@ from rlhf_nb.packing import score_sums
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.logs import logged_rows
 from rlhf_nb.training.metrics import LOG_NAMES
-from rlhf_nb.training.saving import left_out, merge_rollouts, rollout_files
+from rlhf_nb.training.saving import kept_rollouts, merge_rollouts, rollout_files
 
 # ---- Files ----
 
 
 def ppo_lines(metrics: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """PPO's log entries, one row an episode count; where the run went back and did a stretch again,
-    the last attempt."""
+    "PPO's log entries, a row an episode count; where a stretch was done again, the last attempt."
     kept: list[dict[str, float]] = []
     limit = math.inf
     for line in reversed(list(metrics)):
@@ -68,8 +67,7 @@ ENGINE_GAP = 0.5  # nats between sampler and trainer for the same token, far bey
 
 
 def episode_numbers(tensors: Mapping[str, Any]) -> pd.DataFrame:
-    """Length, stop, repetition, KL, scores and tokens that sampler and trainer see apart, of each
-    episode, from what is there of a rollout."""
+    "Length, stop, repetition, KL, scores and `apart` of each episode, from what a rollout has."
     mask = tensors["mask"].bool()
     frame = dict(length=mask.sum(1), repetition=repetition_shares(tensors["response_ids"], mask))
     if (stopped := tensors.get("stopped")) is not None:
@@ -95,9 +93,8 @@ def numbers_of(path: Path) -> pd.DataFrame:
             tensors = {name: file.get_tensor(name) for name in file.keys() if name in _NUMBERS}
             return episode_numbers(tensors)
     except (SafetensorError, OSError, LookupError) as error:
-        raise ValueError(
-            f"{path} cannot be read ({error}): remove it, or look at another update."
-        ) from None
+        how = "remove it, or look at another update"
+        raise ValueError(f"{path} cannot be read ({error}): {how}.") from None
 
 
 def _log_of(path: Path) -> pd.DataFrame:
@@ -172,8 +169,7 @@ class Updates:
         return pd.concat(frames, ignore_index=True)
 
     def again(self, prompt: str, most: int = 8) -> list[tuple[int, int]]:
-        """Update and row of each time that a prompt was sampled, one an update; of many, some that
-        are evenly spread."""
+        "Update and row of each time that a prompt was sampled, one an update; of many, some."
         hits = []
         for update in self.files:
             if (stamp := self._stamp(update)) not in self._prompts:
@@ -189,22 +185,15 @@ class Updates:
 
 
 class RunFolder(Updates):
-    """The rollouts of a run, read when they are wanted; the run may still be going on. Raises
-    ValueError where it kept none."""
+    "The rollouts of a run, which may still be going on. Raises ValueError where it kept none."
 
     files: Mapping[int, list[Path]]
 
     def __init__(self, path: str | Path):
         super().__init__()
         self.path = Path(path)
+        kept_rollouts(self.path)
         self.refresh()
-        if not self.files:
-            left = left_out(self.path)
-            why = " that can be read" * bool(left) if self.path.exists() else ", as it is not there"
-            raise ValueError(
-                f"{path} keeps no rollouts{why}: give the output_dir of a run with "
-                f"save_rollouts=True, or of `rlhf-nb demo`.{left}"
-            )
 
     def refresh(self) -> None:
         "Look for new files."
@@ -245,14 +234,11 @@ class RunFolder(Updates):
 MEANS = dict(raw_score=LOG_NAMES["raw score"], kl=LOG_NAMES["KL"], length=LOG_NAMES["length"])
 
 
-def means_of(run: Updates) -> pd.DataFrame:
-    "Means of each update's episodes, as a trainer would have logged them."
+def log_or_means(run: Updates) -> pd.DataFrame:
+    "What a run logged; where it logged nothing, means over the episodes of each update."
+    if len(run.log):
+        return run.log
     means = run.numbers().groupby("update").mean(numeric_only=True).reset_index()
     if "raw_score" not in means and "score" in means:
         means["raw_score"] = means["score"]
     return means.drop(columns=["episode", "score"], errors="ignore").rename(columns=MEANS)
-
-
-def log_or_means(run: Updates) -> pd.DataFrame:
-    "What a run logged; where it logged nothing, means over its rollouts."
-    return run.log if len(run.log) else means_of(run)

@@ -1,6 +1,5 @@
-"""A run as it is now: the record of what has happened so far, and its pages, drawn from it by pure
-functions. The live panel, what a notebook keeps and the saved file show the same. No widgets, no
-threads."""
+"""A run as it is now: its record, and its pages, drawn by pure functions. The live panel, what a
+notebook keeps and the saved file show the same. No widgets, no threads."""
 
 from __future__ import annotations
 
@@ -27,6 +26,7 @@ from rlhf_nb.ui.html import (
     data_table,
     duration,
     element,
+    folded,
     safe_text,
     sheet,
     themed_markup,
@@ -154,12 +154,12 @@ def curve_figure(
     return element("figure", words, picture)
 
 
+Names = Sequence[str] | None  # of metrics; None: all
 VIEWER_CURVES = tuple(metric.short[0] for metric in in_order("viewer"))  # those that are logged
 
 
-def chosen_curves(run: Run, names: Sequence[str] | None) -> list[str]:
-    """The metrics of some short or logged names. None: all that there are; if none of them was
-    logged, the first four."""
+def chosen_curves(run: Run, names: Names) -> list[str]:
+    "The metrics of some names. None: all; if none of them was logged, the first four."
     logged = list(run.lines)  # a thread may be adding to it
     if names is None:
         return logged
@@ -168,9 +168,7 @@ def chosen_curves(run: Run, names: Sequence[str] | None) -> list[str]:
     return wanted if not logged or set(wanted) & set(logged) else logged[:4]
 
 
-def curves_markup(
-    run: Run, names: Sequence[str] | None, span: tuple[int, int] | None = None
-) -> str:
+def curves_markup(run: Run, names: Names, span: tuple[int, int] | None = None) -> str:
     "A figure for each metric; a sentence for one that was never logged."
     if not run.lines:
         return element("p", f"No curves yet: they begin with the first {run.name}.")
@@ -227,10 +225,8 @@ def changed_settings(run: Run) -> str:
 def run_episode_markup(r: Rollout, i: int, signal: str, most: float) -> str:
     "One episode: what is known of it, the end of its prompt, and its response under one signal."
     prompt, tokens = (end_of(prompt_of(r, i)) if r.prompts else ""), episode_tokens(r, i)
-    parts = [
-        element("p", element("strong", safe_text(episode_facts(r, i)))),
-        element("p", safe_text(prompt), class_="quiet"),
-    ]
+    parts = [element("p", element("strong", safe_text(episode_facts(r, i))))]
+    parts.append(element("p", safe_text(prompt), class_="quiet"))
     row = episode_signals(r, i).get(signal)
     values = [0.0] * len(tokens) if row is None else row.tolist()
     words = add_blanks(tokens, r.responses[i]) if r.responses else tokens
@@ -238,9 +234,7 @@ def run_episode_markup(r: Rollout, i: int, signal: str, most: float) -> str:
     parts.append(element("p", tinted_text(words, values, most, signal), class_="answer"))
     if row is not None:
         cells = [(visible_token(token), signed_number(x)) for token, x in zip(tokens, values)]
-        table = data_table("", ["Token", signal], cells)
-        summary = element("summary", f"{signal} as numbers")
-        parts.append(element("details", summary, table))
+        parts.append(folded(f"{signal} as numbers", data_table("", ["Token", signal], cells)))
     return element("div", *parts, class_="episode")
 
 
@@ -259,7 +253,7 @@ def episodes_markup(run: Run, signal: str, count: int) -> str:
     return head * bool(rows) + "".join(run_episode_markup(r, i, signal, most) for i in rows)
 
 
-def body_markup(run: Run, names: Sequence[str] | None, signal: str, episodes: int) -> str:
+def body_markup(run: Run, names: Names, signal: str, episodes: int) -> str:
     "All that is below the controls."
     above = curves_markup(run, names) + changed_settings(run)
     return above + episodes_markup(run, signal, episodes)
@@ -267,7 +261,7 @@ def body_markup(run: Run, names: Sequence[str] | None, signal: str, episodes: in
 
 def render_run(
     run: Run,
-    names: Sequence[str] | None = VIEWER_CURVES,  # metrics, as in the viewer; None: all
+    names: Names = VIEWER_CURVES,  # metrics, as in the viewer; None: all
     signal: str = "advantages",  # behind the tokens
     episodes: int = 2,  # of the last update
 ) -> Html:

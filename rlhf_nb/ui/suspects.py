@@ -47,8 +47,7 @@ def episode_suspects(
     most: int = 6,
     far: float = 2.5,  # standard deviations within updates, above the mean of its own
 ) -> list[Suspect]:  # the oddest first
-    """Episodes that are paid more than most of their update and are far out in KL, length or
-    repetition; of these three some may be missing."""
+    "Episodes that are paid more than most of their update and are far out in one of _ODD."
     odd = [name for name in _ODD if name in numbers]
     if "score" not in numbers or not odd:
         return []
@@ -103,8 +102,8 @@ def run_suspects(
     counted: str = "tokens",  # what lengths are counted in
 ) -> list[Suspect]:  # alarms, then jumps
     "Updates at which something ran away or jumped."
-    watched = {name: LOG_NAMES[name] for name in ("score", "KL", "length", "entropy")}
-    logged = {name: column for name, column in watched.items() if column in log}
+    watched = ("score", "KL", "length", "entropy")
+    logged = {name: LOG_NAMES[name] for name in watched if LOG_NAMES[name] in log}
     alarms = hacking_alarms(log) if "score" in logged and len(logged) > 1 else []
     sentence = lambda alarm: f"Alarm. {alarm.sentence}".replace(" tokens.", f" {counted}.")
     suspects = [Suspect(alarm.update, None, sentence(alarm)) for alarm in alarms]

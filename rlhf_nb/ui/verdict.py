@@ -1,5 +1,4 @@
-"""What PPO gained: win rates in words and as a picture, what the reward model cannot see, and posts
-with the summaries that SFT and PPO wrote of them."""
+"What PPO gained, in words and as a picture; what a reward model cannot see; posts and summaries."
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
@@ -33,11 +32,6 @@ from rlhf_nb.ui.viz import signed_number
 # ---- Win rates and their intervals ----
 
 
-def how_sampled(temperature: float) -> str:
-    "A temperature in words: what is nearly the likeliest token is called near-greedy."
-    return f"{'near-greedy' if temperature <= 0.1 else 'sampled'}, temperature {temperature:g}"
-
-
 def stretch(low: float, high: float, kind: str = "") -> Html:
     "A bar from 0 to 100 %, filled from low to high, its half marked; `kind` is one more CSS class."
     left, right = (100 * min(max(x, 0.0), 1.0) for x in (low, high))
@@ -46,7 +40,7 @@ def stretch(low: float, high: float, kind: str = "") -> Html:
     return element("span", bar, mark, class_=f"bar {kind}".strip(), aria_hidden="true")
 
 
-Row = Mapping[str, Any]  # a model at a temperature, of the verdict in results.json
+Row = Mapping[str, Any]  # results.json, or of its verdict a model at a temperature
 
 
 def gain_table(rows: Sequence[Row]) -> str:
@@ -60,8 +54,7 @@ def gain_table(rows: Sequence[Row]) -> str:
         ]
         for row in rows
     ]
-    heads = ["Temperature", "Won", "0 to 100 %", "95 % interval"]
-    return data_table("", heads, lines, "gains")
+    return data_table("", ["Temperature", "Won", "0 to 100 %", "95 % interval"], lines, "gains")
 
 
 # ---- The first screen of a report ----
@@ -99,7 +92,8 @@ def rates_sentence(sft: Row, ppo: Row, first: bool) -> str:
     gain = f"{gain_of(sft, ppo)} points, from {before} to {after}."
     forms = [percent(row.get("malformed")) for row in (ppo, sft)]
     form = f"Bad form: {forms[0]} of PPO's summaries, {forms[1]} of SFT's."
-    return f"{how_sampled(ppo['temperature']).capitalize()}: {gold if first else gain} {form}"
+    how = "Near-greedy" if ppo["temperature"] <= 0.1 else "Sampled"
+    return f"{how}, temperature {ppo['temperature']:g}: {gold if first else gain} {form}"
 
 
 def facts_sentence(sft: Row, ppo: Row) -> str:
@@ -126,8 +120,7 @@ def statements(
     quick: bool = False,  # whether the run was a small one
     frame: pd.DataFrame | None = None,  # of `completions_of_run`
 ) -> list[tuple[str, str]]:  # kind and text; empty without a verdict
-    """What a demo came to, in the order of its log and its page: `gain` and `verdict` in a few
-    words, what is `told` of them, and what is `small` print."""
+    "What a demo came to, for log and page: `gain` and `verdict`, what is `told`, `small` print."
     both = judged_twice(results)
     if not both:
         return []
@@ -145,9 +138,7 @@ def statements(
     ]
 
 
-def headline(
-    results: Mapping[str, Any], quick: bool = False, frame: pd.DataFrame | None = None
-) -> str:
+def headline(results: Row, quick: bool = False, frame: pd.DataFrame | None = None) -> str:
     "`statements` as the first screen of a page, with the rates and their intervals as a picture."
     stated, both = statements(results, quick, frame), judged_twice(results)
     if not stated:
@@ -157,14 +148,13 @@ def headline(
         )
     (sft, ppo), (_, gain), (_, verdict), *others = both[0], *stated
     line = lambda text: safe_text(text).replace(" %", "&nbsp;%")  # no line breaks there
+    classes = dict(small="small")  # the others have none
+    sentences = [element("p", line(text), class_=classes.get(kind)) for kind, text in others]
     return asset("gain.html").format(
         exact=escape(f"{100 * (ppo['win_rate'] - sft['win_rate']):.6g}"),
         gain=gain,
         verdict=verdict,
-        sentences="".join(
-            element("p", line(text), class_="small" if kind == "small" else None)
-            for kind, text in others
-        ),
+        sentences="".join(sentences),
         table=gain_table([row for pair in both for row in pair]),
     )
 
@@ -191,19 +181,16 @@ def near_chance(
     pairs: Mapping[str, int],  # how many pairs each is of
 ) -> list[str]:
     "Slots whose 95 % interval contains one half."
-    between = {
-        slot: win_rate_interval(share * pairs[slot], 0, (1 - share) * pairs[slot])
-        for slot, share in shares.items()
-    }
+    interval = lambda share, n: win_rate_interval(share * n, 0, (1 - share) * n)
+    between = {slot: interval(share, pairs[slot]) for slot, share in shares.items()}
     return [slot for slot, (low, high) in between.items() if low <= 0.5 <= high]
 
 
 def blind_sentence(
     measured: Mapping[str, Any],  # `reward` in results.json
 ) -> str:  # empty where the probe was not run
-    """What the reward model cannot see, from the probe (a perfect summary against one wrong fact):
-    the facts on which it guesses, or the one on which it is weakest; and the kind of held-out pair
-    that it gets wrong most."""
+    """From the probe (a perfect summary, one fact wrong), the facts on which a reward model
+    guesses, or is weakest; and the kind of held-out pair that it gets wrong most."""
     shares, pairs = measured.get("probe_by_slot") or {}, measured.get("probe_pairs") or {}
     if not shares or shares.keys() != pairs.keys():
         return ""
@@ -253,8 +240,7 @@ def outcome_sentence(frame: pd.DataFrame) -> str:
 
 
 def completions_of_run(folder: Path) -> pd.DataFrame:
-    """Both tables of completions side by side: query, reference, and for each model there is
-    `text_…`, `score_…`, `gold_…`."""
+    "Tables of completions side by side: query, reference; by model `text_…`, `score_…`, `gold_…`."
     parts, wanted = [], {"query", "model response", "score", "gold", "reference"}
     for name in ("sft", "ppo"):
         path = folder / "completions" / f"{name}.csv"
@@ -278,8 +264,7 @@ def subreddit_of(post: str) -> str:
 
 
 def spread_posts(posts: Sequence[str], count: int) -> list[int]:
-    """The first post of each subreddit in the order given, then the second of each, until there are
-    enough. The choice depends on the posts alone."""
+    "The first post of each subreddit in the order given, then the second of each, and so on."
     names = pd.Series([subreddit_of(post) for post in posts], dtype=str)
     nth = names.groupby(names).cumcount()
     return sorted(range(len(posts)), key=lambda i: (nth[i], i))[:count]
@@ -320,20 +305,14 @@ def post_card(title: str, row: Mapping[str, Any], level: int = 4) -> str:
     return asset("post.html").format(level=level, title=escape(title), query=query, table=table)
 
 
-def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    "A table as one dictionary a row."
-    return [{str(name): x for name, x in row.items()} for row in frame.to_dict("records")]
-
-
 def examples_section(frame: pd.DataFrame) -> str:
     "The best and the worst summary, by a rule that it states. Empty if a model has no completions."
     if not {"gold_sft", "gold_ppo"} <= set(frame.columns):
         return ""
-    gain, rows = frame["gold_ppo"] - frame["gold_sft"], rows_of(frame)
-    names = ("Best", "Worst")
+    gain, rows = frame["gold_ppo"] - frame["gold_sft"], cast(list, frame.to_dict("records"))
     cards = "".join(
         post_card(f"{name}: {signed_number(float(gain[i]))} gold points, PPO less SFT", rows[i], 3)
-        for name, i in zip(names, best_and_worst(frame))
+        for name, i in zip(("Best", "Worst"), best_and_worst(frame))
     )
     return asset("examples.html").format(count=len(frame), legend=asset("legend.html"), cards=cards)
 
@@ -349,7 +328,7 @@ def posts_section(
             "No completions yet: the stage judge writes completions/sft.csv and "
             "completions/ppo.csv."
         )
-    n, rows = f"{len(frame):,}", rows_of(frame)
+    n, rows = f"{len(frame):,}", cast(list, frame.to_dict("records"))
     order = spread_posts(frame["query"].tolist(), first + len(above))
     new = [i for i in order if i not in above][:first]
     cards = "".join(post_card(f"Post {i:,} of {n}", rows[i]) for i in new)

@@ -1,5 +1,4 @@
-"""Rollouts to read: one of them, episode by episode, and a whole run, with its curves, its updates
-and another run beside it."""
+"Rollouts to read: one, episode by episode, or a whole run with curves and another run beside it."
 
 from __future__ import annotations
 
@@ -34,6 +33,7 @@ from rlhf_nb.ui.html import (
     Html,
     element,
     fit_column,
+    folded,
     number_text,
     percent,
     safe_prose,
@@ -51,18 +51,18 @@ from rlhf_nb.update import Objective
 # ---- One rollout ----
 
 
+def as_written(text: str, tag: str = "p") -> str:
+    "A text with its own lines."
+    return element(tag, safe_prose(text), style="white-space:pre-wrap")
+
+
 def prompt_fold(rollout: Rollout, episode: int) -> str:
-    "The prompt and its columns, folded."
-    lines = [
-        element("p", safe_prose(line), style="white-space:pre-wrap")
-        for line in prompt_lines(rollout, episode)
-    ]
-    return element("details", element("summary", "Prompt"), *lines, class_="prompt")
+    "The prompt and its columns, fold."
+    return folded("Prompt", *map(as_written, prompt_lines(rollout, episode)), class_="prompt")
 
 
 def episode_markup(shown: Shown, episode: int, signal: str = "", fold: bool = False) -> str:
-    """One episode: a strip of one signal, on the update's scale, and the table of all of them,
-    folded or not; of a long one the beginning."""
+    "One episode: a strip of a signal, all signals, folded or not; of a long one the beginning."
     rollout, every = shown.rollout, episode_tokens(shown.rollout, episode)
     every = bracketed(rollout, episode, every)
     signals = {name: x[:MOST_SHOWN] for name, x in shown.signals(episode).items()}
@@ -73,18 +73,18 @@ def episode_markup(shown: Shown, episode: int, signal: str = "", fold: bool = Fa
         strip = token_strips(tokens, {signal: signals[signal]}, name=name, vmax=full, pale=pale)
     turns = "".join(
         element("p", element("strong", escape(x["facts"])))
-        + element("p", safe_prose(x["said"]), style="white-space:pre-wrap")
-        + element("blockquote", safe_prose(x["answer"]), style="white-space:pre-wrap")
+        + as_written(x["said"])
+        + as_written(x["answer"], "blockquote")
         for x in turns_told(rollout, episode)
     )
     table = str(signal_table(tokens, **signals)) if signals else ""
     if table and fold:
-        table = element("details", element("summary", "All signals"), table)
+        table = folded("All signals", table)
     cut = f" · the first {MOST_SHOWN:,} follow, save_html() shows all" * (len(every) > MOST_SHOWN)
     facts = element("p", element("strong", escape(episode_facts(rollout, episode) + cut)))
     prompt = prompt_fold(rollout, episode)
     notes = "".join(element("li", safe_text(note)) for note in notes_of(rollout))
-    read = element("details", element("summary", "How this file was read"), element("ul", notes))
+    read = folded("How this file was read", element("ul", notes))
     return "".join([facts, prompt, turns, strip, table, read if notes else ""])
 
 
@@ -138,9 +138,8 @@ def view(
     update: int | None = None,  # of a run or a file with several; None: the last
     objective: Objective | None = None,  # that it was made with, where the rollout does not say so
 ) -> RolloutView:
-    """One episode with all the signals it has, and the way to all others; `now` adds ratio and
-    clipped. Raises ValueError on an episode or a signal that is not there, and where a file cannot
-    be read."""
+    """One episode with all its signals, and the way to all others; `now` adds ratio and clipped.
+    Raises ValueError on an episode or a signal that is not there, or a file that cannot be read."""
     if isinstance(rollout, (str, Path)) and Path(rollout).suffix == ".safetensors":
         rollout = Rollout.load(rollout)
     elif not isinstance(rollout, Rollout):
@@ -150,9 +149,8 @@ def view(
             raise ValueError(f"there is no update {update}: {run.path} has {updates}.")
         rollout = run.rollout(updates[-1] if update is None else update)
     if not 0 <= episode < len(rollout):
-        raise ValueError(
-            f"there is no episode {episode}: this rollout has {len(rollout)}, counted from 0."
-        )
+        has = f"this rollout has {len(rollout)}, counted from 0"
+        raise ValueError(f"there is no episode {episode}: {has}.")
     shown = shown_of(rollout, now, entropy)
     signals = shown.names()
     if signal is not None and signal not in signals:
@@ -176,11 +174,12 @@ def curves_of(
     counted: str = "tokens",  # what lengths are counted in
 ) -> list[dict[str, Any]]:
     "The metrics that were logged, as curves over the updates: a line a run, all on one axis."
+    finite = {run: x.replace([math.inf, -math.inf], math.nan) for run, x in lines.items()}
     logged: list[tuple[Metric, list[dict[str, Any]]]] = []
     for metric in in_order("viewer"):
         drawn = [
-            dict(run=run, which=i, points=finite_points(frame, metric.name))
-            for i, (run, frame) in enumerate(lines.items())
+            dict(run=run, which=i, points=frame[["update", metric.name]].dropna().values.tolist())
+            for i, (run, frame) in enumerate(finite.items())
             if metric.name in frame
         ]
         if kept := [line for line in drawn if line["points"]]:
@@ -189,12 +188,6 @@ def curves_of(
     updates = [max(u, 0.0) for _, kept in logged for line in kept for u, _ in line["points"]]
     span = (min(updates, default=0.0), max(updates, default=0.0))
     return [_curve(metric, kept, span, counted) for metric, kept in logged]
-
-
-def finite_points(frame: pd.DataFrame, column: str) -> list[list[float]]:
-    "Update and value of each row that has both."
-    both = frame[["update", column]].replace([math.inf, -math.inf], math.nan)
-    return both.dropna().values.tolist()
 
 
 def _curve(
@@ -227,9 +220,8 @@ def _chosen_updates(files: Sequence[int], updates: int | Sequence[int], odd: set
         return sorted({files[i] for i in spread(len(files), updates)} | odd)
     if updates and {*updates} <= {*files}:
         return sorted({*updates})
-    raise ValueError(
-        f"updates is {updates}, and the run keeps {ranges_of(files)}: give some of them."
-    )
+    kept = ranges_of(files)
+    raise ValueError(f"updates is {updates}, and the run keeps {kept}: give some of them.")
 
 
 def nearest(updates: Sequence[int], update: int) -> int:
@@ -271,9 +263,8 @@ class RunBrowser:
         self, chosen: Sequence[int] | None = None, others: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
         "Updates as a reader lists them: those of the run, then those of the other one."
-        listed: list[dict[str, Any]] = [
-            dict(name=str(u), update=u) for u in (self.run.files if chosen is None else chosen)
-        ]
+        mine = self.run.files if chosen is None else chosen
+        listed: list[dict[str, Any]] = [dict(name=str(u), update=u) for u in mine]
         if self.other:
             theirs = self.other.files if others is None else others
             listed += [dict(name=str(u), update=u, run=1, runName=self.names[1]) for u in theirs]
@@ -286,14 +277,9 @@ class RunBrowser:
     def head(self, updates: Sequence[Mapping[str, Any]], odd: Sequence[Suspect]) -> dict[str, Any]:
         "What a reader knows before it opens an update."
         mine = [one["update"] for one in updates if "run" not in one]
-        jumps = [
-            dict(
-                sentence=one.sentence,
-                update=mine.index(nearest(mine, one.update)),
-                row=one.episode if one.update in mine else None,
-            )
-            for one in odd
-        ]
+        place = lambda update: mine.index(nearest(mine, update))
+        row = lambda one: one.episode if one.update in mine else None
+        jumps = [dict(sentence=x.sentence, update=place(x.update), row=row(x)) for x in odd]
         title = f"Rollouts of {' and '.join(self.names)}"
         curves = curves_of(self.lines(), self.run.counted)
         return reader_head(title, updates, self.signal, len(mine) - 1, jumps, curves)
@@ -317,11 +303,9 @@ class RunBrowser:
         if not r.prompts:
             return dict(found=[], completed=[])
         place = {(x.get("run", 0), x["update"]): i for i, x in enumerate(listed)}
-        places = [
-            (place[which, update], hit)
-            for which, run in enumerate(filter(None, (self.run, self.other)))
-            for update, hit in run.again(r.prompts[row])
-        ]
+        runs = enumerate(filter(None, (self.run, self.other)))
+        hits = [(which, *hit) for which, run in runs for hit in run.again(r.prompts[row])]
+        places = [(place[which, update], hit) for which, update, hit in hits]
         return dict(found=places, completed=self.run.completions().get(r.prompts[row], []))
 
     @cached_property
@@ -329,13 +313,11 @@ class RunBrowser:
         "The live widget, made at its first use; `reader.place` is where it is."
         head, place = self.head(self.updates(), self.suspects), dict(signal=self.signal)
         actions = {"refresh": self.refresh, "search every update": self.search}
-        load = lambda i: self.load(self.updates()[i])
-        return Reader(head, load, self.again, place, actions)
+        return Reader(head, lambda i: self.load(self.updates()[i]), self.again, place, actions)
 
     def plain(self) -> str:
         "Markup for where nothing moves: the suspects, and the newest update's first episode."
-        newest = max(self.run.files)
-        shown = shown_of(self.run.rollout(newest))
+        shown = shown_of(self.run.rollout(max(self.run.files)))
         odd = [element("li", safe_text(one.sentence)) for one in self.suspects]
         first = element("p", "Suspects:") + element("ul", *odd) if odd else ""
         head = element("h3", safe_text(when(shown.rollout)))
@@ -391,8 +373,7 @@ class RunBrowser:
         updates: int | Sequence[int] = 24,  # how many, spread over the run; or which ones
         episodes: int | None = None,  # the first so many of each; None: all, as a what-if needs
     ) -> Path:
-        """One file that needs no kernel: some updates with their episodes, the suspects and the
-        curves; above them the result of a demo."""
+        "One file that needs no kernel: updates, suspects and curves, below the result of a demo."
         files = list(self.run.files)
         log = log_or_means(self.run)
         of_run = run_suspects(log, counted=self.run.counted)

@@ -10,7 +10,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from torch import Tensor
@@ -21,8 +20,7 @@ from rlhf_nb.ui.html import SHADE, Html, element, inline, visible
 def signed_number(
     value: float | int | bool | None,  # None is a gap
 ) -> str:  # "+0.20", "≈0", "0"; counts and truth values as they are
-    """A number as it is written in a cell: a float carries its sign, an exact zero has none, and
-    what two decimals would round to zero is ≈0."""
+    "A number of a cell: a float with its sign, but not 0; ≈0 for what two decimals round to it."
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -51,8 +49,7 @@ def tint(
     vmax: float,  # magnitude of full colour; 0 gives none to anything
     pale: float | None = None,  # no colour here, full at vmax: a scale of one direction, violet
 ) -> str:  # "#rrggbbaa", or "transparent"
-    """The one diverging map: blue below zero, orange above, the paler the nearer to it. The colour
-    lets the page through, light or dark."""
+    "The one diverging map: blue below zero, orange above, paler near it; the page shines through."
     flat = vmax == pale if pale is not None else not vmax > 0 or value == 0
     if value is None or isnan(value) or flat:
         return CLEAR
@@ -63,8 +60,7 @@ def tint(
 
 
 def visible_token(token: str) -> str:
-    """A decoded token as it is written in a header: as `visible`, with ␣ for a space and ∅ for the
-    empty string, on one line, without blanks around a word."""
+    "A token as a header: as `visible`, ␣ for a space, ∅ for nothing, no blanks around a word."
     text = visible(token).replace("\n", "")
     return (text.strip(" ") or text).replace(" ", "␣") or "∅"
 
@@ -77,13 +73,8 @@ def html_cell(
     exact: float | None = None,  # the number that the text rounds: shown on hover
 ) -> str:
     "One table cell, its text escaped."
-    return element(
-        "th" if scope else "td",
-        element("bdi", escape(text)),
-        scope=scope,
-        style=inline("cell", ground=ground, align=align, edge=RULE),
-        title=exact,
-    )
+    tag, style = "th" if scope else "td", inline("cell", ground=ground, align=align, edge=RULE)
+    return element(tag, element("bdi", escape(text)), scope=scope, style=style, title=exact)
 
 
 def html_table(lines: Sequence[str], caption: str = "") -> str:
@@ -149,21 +140,17 @@ def signal_table(
     mask: Tensor | None = None,  # [T] or [1, T], true on real tokens; None: all of them
     **signals: Tensor,  # [T] or [1, T] each, under the name its row shall carry
 ) -> Html:
-    """A row a signal, a column a token, sign and number in every cell. Raises ValueError on unequal
-    lengths or more than one row."""
+    "A row a signal, a column a token. Raises ValueError on unequal lengths, or more than one row."
     if not signals:
-        raise ValueError(
-            "no signal to show: give at least one, for example signal_table(reward=rewards[0])."
-        )
+        example = "signal_table(reward=rewards[0])"
+        raise ValueError(f"no signal to show: give at least one, for example {example}.")
     rows = {name: _row(values, name) for name, values in signals.items()}
     if tokens is None:
         tokens = [str(t) for t in range(len(next(iter(rows.values()))))]
     heads, keep = _heads(tokens, mask, rows)
     lines = [_html_row("", [html_cell(text, SHADE, "center", "col") for text in heads])]
-    lines += [
-        _html_row(name, _number_cells(row, keep, _largest(row, keep), None))
-        for name, row in rows.items()
-    ]
+    cells = lambda row: _number_cells(row, keep, _largest(row, keep), None)
+    lines += [_html_row(name, cells(row)) for name, row in rows.items()]
     return _scroll_box([html_table(lines, "" if all(keep) else "· is padding")])
 
 
@@ -188,8 +175,7 @@ def token_strips(
     vmax: float | None = None,  # magnitude of full colour; None: the largest in view
     pale: float | None = None,  # of a scale of one direction: where there is no colour
 ) -> Html:
-    """A text with lines of numbers beneath every token, coloured and signed on one scale. Raises
-    ValueError on unequal lengths or a bad vmax."""
+    "A text with numbers beneath its tokens, on one scale. ValueError on unequal lengths, bad vmax."
     if vmax is not None and pale is None and not (isfinite(vmax) and vmax > 0):
         raise ValueError(f"vmax is {vmax}: give a positive number, or None.")
     numbers = {label: [float(v) for v in _row(x, label)] for label, x in rows.items()}
@@ -214,34 +200,11 @@ def token_strip(
     name: str = "value",  # what the numbers are
     vmax: float | None = None,  # magnitude of full colour; None: the largest in view
 ) -> Html:
-    """A text with one number beneath every token, coloured and signed. Raises ValueError on unequal
-    lengths or a bad vmax."""
+    "A text with a number beneath every token. Raises ValueError on unequal lengths or a bad vmax."
     return token_strips(tokens, {} if values is None else {name: values}, mask, name, vmax)
 
 
 _LINES = [("#1f5fa8", "-"), ("#b35000", "--"), ("#333333", ":"), ("#7a4a9e", "-.")]
-
-
-def _grid(count: int, ncols: int) -> tuple[Figure, list[Axes]]:
-    "A figure with `count` panels, `ncols` side by side, none left empty."
-    ncols = min(ncols, count)
-    nrows = -(-count // ncols)
-    figure, axes = plt.subplots(
-        nrows, ncols, figsize=(4 * ncols, 2.7 * nrows + 0.4), squeeze=False, layout="constrained"
-    )
-    plt.close(figure)  # the caller shows it: once is enough
-    for axis in axes.flat[count:]:
-        axis.remove()
-    return figure, list(axes.flat[:count])
-
-
-def _tidy(axis: Axes, title: str, xlabel: str) -> None:
-    "Few ticks, whole numbers written out, no box."
-    axis.set(title=title, xlabel=xlabel)
-    axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.3)
 
 
 def panels(
@@ -250,9 +213,15 @@ def panels(
     ncols: int = 3,  # panels side by side
     title: str | None = None,  # above all of them
 ) -> Figure:
-    """One panel a title; for each run its mean at each x, with a band from `least` to `most` where
-    they differ. NaN is a gap."""
-    figure, axes = _grid(len(lines), ncols)
+    "One panel a title; a run's mean at each x, a band from `least` to `most`. NaN is a gap."
+    ncols = min(ncols, len(lines))
+    nrows = -(-len(lines) // ncols)
+    size = 4 * ncols, 2.7 * nrows + 0.4
+    figure, grid = plt.subplots(nrows, ncols, figsize=size, squeeze=False, layout="constrained")
+    plt.close(figure)  # the caller shows it: once is enough
+    axes = list(grid.flat)
+    for axis in axes[len(lines) :]:
+        axis.remove()
     for axis, (label, runs) in zip(axes, lines.items()):
         for i, (run, at) in enumerate(runs):
             colour, dashes = _LINES[i % len(_LINES)]
@@ -261,7 +230,11 @@ def panels(
             if (at["most"] > at["least"]).any():
                 low, high = at["least"], at["most"]
                 axis.fill_between(at.index, low, high, color=colour, alpha=0.2, linewidth=0)
-        _tidy(axis, label, x)
+        axis.set(title=label, xlabel=x)
+        axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.3)
     handles, names = axes[0].get_legend_handles_labels()  # of runs that have a name
     if names:
         figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
@@ -276,8 +249,7 @@ def curves(
     ncols: int = 3,  # panels side by side
     title: str | None = None,  # above all of them
 ) -> Figure:
-    """One panel a metric; a line for each `run`, with a band over its seeds. Raises ValueError on a
-    column that is not there."""
+    "One panel a metric; a line a `run`, a band over its seeds. ValueError on an absent column."
     titles = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
     absent = [name for name in (x, *titles.values()) if name not in frame]
     if absent or not titles:
@@ -290,11 +262,8 @@ def curves(
         three = part.dropna(subset=[x, column]).groupby(x)[column].agg(["mean", "min", "max"])
         return three.set_axis(["mean", "least", "most"], axis=1)
 
-    lines = {
-        label: [(run, numbers(part, column)) for run, part in runs]
-        for label, column in titles.items()
-    }
-    return panels(lines, x, ncols, title)
+    of_runs = lambda column: [(run, numbers(part, column)) for run, part in runs]
+    return panels({key: of_runs(name) for key, name in titles.items()}, x, ncols, title)
 
 
 def _value_cell(value: object) -> str:
@@ -312,18 +281,15 @@ def episode_table(
     title: str | None = None,  # above the table
     of: int | None = None,  # how many there are, where these are the first of more
 ) -> Html:
-    """Completions or rollouts as a table; a value that a row lacks is left empty. Raises ValueError
-    on a column no row has."""
+    "Completions or rollouts as a table; gaps are empty. Raises ValueError on a column no row has."
     known = list(dict.fromkeys(name for row in rows for name in row))
     columns = known if columns is None else list(columns)
     absent = [name for name in columns if rows and name not in known]
     if absent:
         raise ValueError(f"no row has {absent}: the columns are {known}.")
     lines = [_html_row("", [html_cell(visible(name), SHADE, "center", "col") for name in columns])]
-    lines += [
-        _html_row(str(i), [_value_cell(row.get(name)) for name in columns])
-        for i, row in enumerate(rows)
-    ]
+    cells = [[_value_cell(row.get(name)) for name in columns] for row in rows]
+    lines += [_html_row(str(i), row) for i, row in enumerate(cells)]
     count = f"{len(rows)} row{'s' * (len(rows) != 1)}"
     if of not in (None, len(rows)):
         count = f"first {len(rows)} of {of:,} rows"

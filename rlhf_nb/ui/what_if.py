@@ -109,11 +109,10 @@ def what_if(
     return again.with_(objective=asdict(objective))
 
 
-def _largest_difference(a: Tensor, b: Tensor) -> float:
+def _difference(a: Tensor, b: Tensor) -> float:
     "The largest difference; infinite where an entry is not a number."
-    return max(
-        (a.float() - b.float()).abs().nan_to_num(math.inf, math.inf).flatten().tolist(), default=0.0
-    )
+    gaps = (a.float() - b.float()).abs().nan_to_num(math.inf, math.inf)
+    return max(gaps.flatten().tolist(), default=0.0)
 
 
 def lacking(rollout: Rollout) -> list[str]:
@@ -126,23 +125,18 @@ def lacking(rollout: Rollout) -> list[str]:
 _REPLAYED = ("rewards", "returns", "advantages")
 
 
-def _lambda_of(objective: Objective) -> str:
-    alpha = objective.lam_length_alpha
-    return f"lam {objective.lam:g}" if alpha is None else f"lam_length_alpha {alpha:g}"
-
-
 def reproduces(rollout: Rollout, objective: Objective) -> tuple[bool, str]:
     "Whether the objective gives the stored numbers, and a sentence that says so."
     if why := why_not(rollout, objective):
         return False, why
     again = what_if(rollout, objective)
-    off = {
-        name: _largest_difference(tensor_of(again, name), tensor_of(rollout, name))
-        for name in _REPLAYED
-    }
+    both = lambda name: (tensor_of(again, name), tensor_of(rollout, name))
+    off = {name: _difference(*both(name)) for name in _REPLAYED}
+    alpha = objective.lam_length_alpha
+    lam = f"lam {objective.lam:g}" if alpha is None else f"lam_length_alpha {alpha:g}"
     settings = (
         f"kl_coef {objective.kl_coef:.3g}, {objective.kl_estimator}, gamma {objective.gamma:g}, "
-        f"{_lambda_of(objective)}, EOS penalty {objective.missing_eos_penalty or 0:g}"
+        f"{lam}, EOS penalty {objective.missing_eos_penalty or 0:g}"
     )
     chosen = " (chosen by you)" if objective_of(rollout) is None else ""
     worst = max(off.values())

@@ -1,0 +1,56 @@
+"""What rlhf_nb/cli/pages.json keeps, from the parsers: `python tests/kept_pages.py` writes it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from importlib import import_module
+
+from rlhf_nb.cli import COMMANDS
+from rlhf_nb.cli.help import page_of
+from rlhf_nb.cli.quick import __file__ as QUICK
+
+COMPLETION = """_rlhf_nb() {{
+  local words="{commands} launch"
+  [ "$COMP_CWORD" -gt 1 ] && case "${{COMP_WORDS[1]}}" in
+    {options}
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+}}
+complete -o default -F _rlhf_nb rlhf-nb"""
+
+
+def required_of(remarks: Mapping[str, str]) -> dict[str, list[str]]:
+    "What is missing -> the names that are each enough."
+    required: dict[str, list[str]] = {}
+    for option, remark in remarks.items():
+        others = remark.partition(", or ")[2]
+        enough = [option, *re.findall(r"\w+", others)]
+        if "required" in remark and not any(option in names for names in required.values()):
+            required[f"--{option} is missing" + f" (or {others})" * bool(others)] = enough
+    return required
+
+
+def kept_pages() -> dict:
+    "Of each command: its page of help, the names of its own options, those that are required."
+    pages = {}
+    for name in COMMANDS:
+        parser = getattr(import_module(f"rlhf_nb.cli.{name}"), f"{name}_parser")()
+        flags = [x for x, action in parser.known.items() if action.option_strings]
+        pages[name] = dict(
+            page=page_of(parser.about, parser.known, parser.theirs, False),
+            names=[x for x in flags if x not in parser.theirs],
+            trains=name == "replay" or bool(parser.theirs),
+            required=required_of(parser.about.required),
+            refused=[],
+        )
+    pages["replay"]["refused"] = pages["ppo"]["names"]  # by the command itself, which says why
+    lines = [f'{x}) words="--{" --".join(y["names"])}" ;;' for x, y in pages.items()]
+    made = COMPLETION.format(commands=" ".join(pages), options="\n    ".join(lines))
+    return pages | dict(completion=made)
+
+
+if __name__ == "__main__":
+    with open(QUICK.replace("quick.py", "pages.json"), "w", encoding="utf-8") as file:
+        file.write(json.dumps(kept_pages(), indent=1, ensure_ascii=False) + "\n")
