@@ -4,6 +4,7 @@ input."""
 import json
 import math
 import random
+import re
 from dataclasses import asdict
 from pathlib import Path
 
