@@ -139,7 +139,7 @@ def test_a_run_leaves_what_is_promised(run):
     assert len(out.splitlines()) < 80
     end = out.splitlines()[-3:]
     assert end[0].startswith("All stages: ") and "What to do next" in end[0]
-    assert end[1] == f"  open {folder / 'rollouts.html'}" and end[2] == f"  rlhf-nb view {folder}"
+    assert end[1] == f"  open {folder / 'rollouts.html'}" and end[2] == f"  rlhf-nb plot {folder}"
     assert "3 of 40 test posts, near-greedy" in out and "model response" not in out
     assert "Sampled, temperature 1: " in out and out.count("Bad form: ") == 2
     assert [len(Rollout.load(x)) for x in (folder / "ppo" / "rollouts").iterdir()] == [16, 16, 16]
