@@ -424,11 +424,12 @@ class Judges:
         """Raises ValueError where a data set lacks the column that an ensemble is centred on, or
         has conversations that the models' own tokenizer cannot write."""
         for data in sets:
-            talks = isinstance(data, Dataset) and "prompt" in data.column_names
+            talks = isinstance(data, Dataset) and "prompt" in data.column_names and len(data)
+            talks = talks and not isinstance(data[0]["prompt"], str)  # a column has one type
             tokenizer: Any = self.tokenizer if talks and self.models else None
             for i, row in enumerate(data if tokenizer else ()):
-                options = {} if isinstance(row["prompt"], str) else template_settings(row)
-                render(row["prompt"], tokenizer, f"prompt {i} for the reward model", **options)
+                what, options = f"prompt {i} for the reward model", template_settings(row)
+                render(row["prompt"], tokenizer, what, **options)
         if self.ensemble is None or self.ensemble.center in ("none", "group"):
             return
         for data in sets:

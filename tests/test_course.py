@@ -589,6 +589,14 @@ def broken(nb: dict, folder: Path, read: Callable[[Path], dict]) -> list[str]:
     return problems
 
 
+# catches: a table whose rows lack a column of its head: it is shown as a paragraph of bars
+def test_rows_have_the_columns_of_their_head():
+    for cell in (cell for path in NOTEBOOKS for cell in page(path).texts):
+        for table in re.findall(r"(?:^\|.*\n?)+", cell.source, re.M):
+            bars = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
+            assert len(bars) == 1, table
+
+
 def test_no_link_is_broken():
     read = lambda target: page(target).nb
     assert not (

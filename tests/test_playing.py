@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, ClassVar
 
 import pytest
@@ -229,12 +229,13 @@ TOOL = dict(type="function", function=dict(name="add", parameters={}))
 TALKS: dict[str, tuple[list, dict, list[str], list[str]]] = {  # prompt, settings, said, observed
     "plain": (USER, {}, ["five", "it's 7"], ["low", "too high!"]),
     "system": (SYSTEM + USER, {}, ["five", "7"], ["low", "high"]),
+    "a word of the frame": ([dict(role="system", content="user"), *USER], {}, ["5"] * 2, ["a"] * 2),
     "tools": (USER, dict(tools=[TOOL]), ["five", "7"], ["low", "high"]),
     "blank lines": (USER, {}, ["a\n\n\nb", "c\n\nd"], ["e\n\n\n\nf", "g\n h"]),
     "thoughts": (USER, {}, ["<think>\nhm\n</think>\n\n5"] * 2, ["low", "high"]),
     "ends in blanks": (USER, {}, ["\n a \n\n", "b  "], ["\nlow\n\n", " high "]),
 }
-REFUSED = {("gemma", "system"), ("mistral", "system")}
+REFUSED = {*product(("gemma", "mistral"), ("system", "a word of the frame"))}
 REWRITTEN = {("qwen3", "thoughts")} | {("r1", kind) for kind in TALKS}
 TRIMS = ("llama3", "mistral", "gemma", "qwen3", "r1")
 WORDS = r"'s|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -277,8 +278,7 @@ def test_a_conversation_that_is_played_has_the_ids_of_the_whole(name, pieces):
     for kind, (prompt, settings, said, seen) in TALKS.items():
         hidden = "tools" in settings and "tools" not in tokenizer.chat_template
         if hidden or (name, kind) in REFUSED:
-            again = "writes the system's turn again in front"
-            with pytest.raises(ValueError, match=f"no system|{again}|does not show the tools"):
+            with pytest.raises(ValueError, match="no system|same text|does not show the tools"):
                 observation_frame(prompt, tokenizer, **settings)
             continue
         frame, talk = observation_frame(prompt, tokenizer, **settings), [*prompt]

@@ -56,6 +56,8 @@ def observation_frame(
     frames = set()
     for answers, worlds in ((ANSWERS, WORLDS), (ANSWERS[::-1], WORLDS[::-1])):
         turns: Any = list(prompt)
+        if frames and turns[0]["role"] == "system" and turns[0]["content"]:
+            turns[0] = {**turns[0], "content": "Defg"}  # a frame has none of it
         for answer, world in zip(answers, worlds):
             turns = [*join_answer(turns, answer), dict(role=role, content=world)]
             frames.add(_last_frame(turns, (answer, world), tokenizer, role, settings))
@@ -89,10 +91,4 @@ def _last_frame(
             "another role, set another tokenizer.chat_template, or give text prompts."
         )
     before, after = text.split(answer)[1].split(world)
-    first = turns[0]["content"] if turns[0]["role"] == "system" else ""
-    if isinstance(first, str) and first.strip() and first.strip() in before + after:
-        raise ValueError(
-            "the chat_template writes the system's turn again in front of each observation of role "
-            f"{role!r}: put its text into the first turn of the user."
-        )
     return Frame(before, after, is_json)
