@@ -283,6 +283,7 @@ def write_reader(
         asset("page.css") + STYLE + f".report {{{asset('report.css')}}}" * bool(above),
         {**head, "updates": updates, "place": dict(place), "completed": completed or {}},
         above=above,
+        views=asset("views.html") * bool(above),
         plain=breakable(plain),
     )
     write_text_atomic(path, page)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +11,29 @@ import pandas as pd
 from rlhf_nb.base.files import DEMO_MARK, read_object
 from rlhf_nb.training.logs import logged_rows
 from rlhf_nb.training.metrics import Metric, in_order
+from rlhf_nb.ui.chart import curve_picture, curve_strip
 from rlhf_nb.ui.html import (
     data_table,
     element,
     exact,
+    folded,
     missing_note,
     number_text,
     percent,
-    sections_markup,
+    safe_text,
 )
 from rlhf_nb.ui.run_files import ppo_lines
-from rlhf_nb.ui.run_view import Run, curves_markup
+from rlhf_nb.ui.suspects import Suspect
 from rlhf_nb.ui.verdict import (
     best_and_worst,
+    blind_sentence,
     completions_of_run,
     examples_section,
     headline,
     posts_section,
     stretch,
 )
+from rlhf_nb.ui.viz import signed_number
 
 
 def logged_panels(frame: pd.DataFrame) -> list[Metric]:
@@ -60,20 +64,30 @@ def verdict_section(results: Mapping[str, Any]) -> str:
 
 
 def curve_panels(metrics: Iterable[Mapping[str, Any]]) -> str:
-    "The dashboard's curves of what PPO logged, over the episodes."
-    frame = ppo_lines(metrics)
-    logged = {m.name: frame[["episode", m.name]].dropna().values for m in logged_panels(frame)}
-    lines = {name: [(int(x), float(y)) for x, y in line] for name, line in logged.items()}
-    if not lines:
+    "The report's curves of what PPO logged, over the episodes: small, and on one axis."
+    frame, figures = ppo_lines(metrics), []
+    panels = logged_panels(frame)
+    if not panels:
         return missing_note("No curves yet: the stage ppo has logged nothing.")
+    last = int(frame["episode"].max())
+    for metric in panels:
+        kept = frame[["episode", metric.name]].dropna().astype(float)
+        line = list(zip(*(kept[name].tolist() for name in kept)))
+        values = [100 * y if metric.is_share else y for _, y in line]
+        first, end, low, high = map(number_text, (values[0], values[-1], min(values), max(values)))
+        unit = metric.unit.replace("share of", "% of") if metric.is_share else metric.unit
+        about = f"{metric.label}, {unit}: {first} → {end}; lowest {low}, highest {high}"
+        name = element("figcaption", element("strong", metric.label), f" {first} → {end} {metric.sign}")
+        svg = curve_strip({0: line}, (0, last), about)
+        figures.append(element("figure", name, curve_picture(svg, about), title=about))
     turned = (
         "If the raw score goes on rising while gold turns down, the policy has found what the "
         "reward model likes and nobody else does. "
     )
     moves = "From update to update the score also moves with the prompts that were drawn."
-    hint = turned * any("gold" in name for name in lines) + moves
-    drawn = Run("episode", lines=lines)
-    return curves_markup(drawn, None, (0, int(frame["episode"].max()))) + element("p", hint)
+    hint = turned * any("gold" in m.name for m in panels) + moves
+    axis = f"Each from episode 0 to {last:,}. "
+    return element("div", *figures, class_="curves") + element("p", axis + hint)
 
 
 def reward_section(results: Mapping[str, Any]) -> str:
@@ -98,8 +112,25 @@ def reward_section(results: Mapping[str, Any]) -> str:
     return element("div", *tables, class_="pair") + element("p", hint)
 
 
-def demo_report(folder: Path) -> str:
-    """Result, best and worst, curves and completions of a demo, as the markup above its rollouts.
+def looks_of(
+    results: Mapping[str, Any], frame: pd.DataFrame, suspects: Sequence[Suspect]
+) -> dict[str, str]:
+    "Three places that deserve a look: address -> why."
+    looks: dict[str, str] = {}
+    of_run, of_episodes = ([x for x in suspects if (x.episode is None) == whole] for whole in (1, 0))
+    for one in [*of_run[:1], *of_episodes[:1]]:
+        row = "" if one.episode is None else f"&episode={one.episode}"
+        looks[f"#update={one.update}{row}"] = one.sentence
+    if {"gold_sft", "gold_ppo"} <= set(frame.columns) and (pair := best_and_worst(frame))[1:]:
+        gain = signed_number(float((frame["gold_ppo"] - frame["gold_sft"])[pair[1]]))
+        looks["#best"] = f"The worst answer: {gain} gold points against SFT's"
+    if blind := blind_sentence(results.get("reward") or {}):
+        looks["#reward"] = blind.partition(": right")[0].partition(". ")[0]
+    return dict([*looks.items(), ("#rollouts", "The rollouts, token by token")][:3])
+
+
+def demo_report(folder: Path, suspects: Sequence[Suspect] = ()) -> str:
+    """Result, best and worst, curves and completions of a demo, as the markup beside its rollouts.
     What is still to come is said in its place. Empty where no `rlhf-nb demo` wrote the folder."""
     if not (folder / DEMO_MARK).is_file():
         return ""
@@ -107,16 +138,21 @@ def demo_report(folder: Path) -> str:
     completions = completions_of_run(folder)
     examples = examples_section(completions)
     above = best_and_worst(completions) if examples else ()
-    sections = {
-        "Verdict": headline(results, settings.get("quick", False), completions),
-        **({"Best and worst": examples} if examples else {}),
-        "Results": verdict_section(results),
-        "Curves": curve_panels(logged_rows(folder)),
-        "Reward model": reward_section(results),
-        "Completions side by side": posts_section(completions, above=above),
-        "Rollouts": element("p", "What the policy wrote in each update, token by token."),
+    looks = looks_of(results, completions, suspects)
+    first = headline(results, settings.get("quick", False), completions, looks)
+    folds = {
+        **({"Best and worst answer": ("best", examples)} if examples else {}),
+        "What a summary holds": ("results", verdict_section(results)),
+        "Curves": ("curves", curve_panels(logged_rows(folder))),
+        "Reward model": ("reward", reward_section(results)),
+        "Answers side by side": ("posts", posts_section(completions, above=above)),
     }
     known = [name for name in ("seed", "kl_coef", "episodes") if name in settings]
     lead = ["PPO from preferences on the mini TL;DR world"]
     lead += [f"{name} {settings[name]}" for name in known]
-    return element("div", sections_markup(" · ".join(lead), sections), class_="rlhf report")
+    more = [
+        folded(str(element("h2", name)), element("div", markup, id=key))
+        for name, (key, markup) in folds.items()
+    ]
+    told = element("p", safe_text(" · ".join(lead)), class_="lead")
+    return element("div", told, first, *more, class_="rlhf report")

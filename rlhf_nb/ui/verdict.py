@@ -54,7 +54,9 @@ def gain_table(rows: Sequence[Row]) -> str:
         ]
         for row in rows
     ]
-    return data_table("", ["Temperature", "Won", "0 to 100 %", "95 % interval"], lines, "gains")
+    caption = f"Won against the reference, of {max(row['posts'] for row in rows):,} test posts"
+    heads = ["Model and temperature", "Won", "0 to 100 %", "95 % interval"]
+    return data_table(caption, heads, lines, "gains")
 
 
 # ---- The first screen of a report ----
@@ -103,13 +105,13 @@ def facts_sentence(sft: Row, ppo: Row) -> str:
 
 
 def seeds_sentences(results: Mapping[str, Any], temperature: float) -> list[str]:
-    "PPO less SFT on the same posts, and what its interval does not know."
+    "PPO minus SFT on the same posts, and what its interval does not know."
     lines, seeds = [], SEEDS.get(results.get("kind", ""))
     for row in results.get("paired", []):
         if row["temperature"] == temperature:
             gain, low, high = (points(row[name]) for name in ("difference", "low", "high"))
             lines.append(
-                f"On the same posts PPO less SFT: {gain} points (95 % paired interval {low} to "
+                f"On the same posts PPO minus SFT: {gain} points (95 % paired interval {low} to "
                 f"{high}). That is for this one run; between training seeds the rate moves by more."
             )
     return lines + [f"PPO's near-greedy rate over training seeds: {seeds}."] * bool(seeds)
@@ -138,8 +140,13 @@ def statements(
     ]
 
 
-def headline(results: Row, quick: bool = False, frame: pd.DataFrame | None = None) -> str:
-    "`statements` as the first screen of a page, with the rates and their intervals as a picture."
+def headline(
+    results: Row,
+    quick: bool = False,
+    frame: pd.DataFrame | None = None,
+    looks: Mapping[str, str] | None = None,  # address -> what is to be seen there
+) -> str:
+    "`statements` as the first screen of a page: did it work, what changed, where to look."
     stated, both = statements(results, quick, frame), judged_twice(results)
     if not stated:
         return missing_note(
@@ -147,15 +154,19 @@ def headline(results: Row, quick: bool = False, frame: pd.DataFrame | None = Non
             "summaries of the test posts."
         )
     (sft, ppo), (_, gain), (_, verdict), *others = both[0], *stated
-    line = lambda text: safe_text(text).replace(" %", "&nbsp;%")  # no line breaks there
-    classes = dict(small="small")  # the others have none
-    sentences = [element("p", line(text), class_=classes.get(kind)) for kind, text in others]
+    line = lambda text: element("p", safe_text(text).replace(" %", "&nbsp;%"))
+    first = [text for _, text in others if text.startswith(("Near-greedy", "On the same posts"))]
+    places = (looks or {}).items()
+    links = [element("li", element("a", safe_text(text), href=href)) for href, text in places]
     return asset("gain.html").format(
         exact=escape(f"{100 * (ppo['win_rate'] - sft['win_rate']):.6g}"),
         gain=gain,
         verdict=verdict,
-        sentences="".join(sentences),
+        first="".join(map(line, first)),
+        others="".join(line(text) for _, text in others if text not in first),
         table=gain_table([row for pair in both for row in pair]),
+        changed=typical_card(frame),
+        looks="".join(links),
     )
 
 
@@ -305,13 +316,24 @@ def post_card(title: str, row: Mapping[str, Any], level: int = 4) -> str:
     return asset("post.html").format(level=level, title=escape(title), query=query, table=table)
 
 
+def typical_card(frame: pd.DataFrame | None) -> str:
+    "One post before and after: the one whose gain in gold points is the median."
+    if frame is None or not {"gold_sft", "gold_ppo"} <= set(frame.columns):
+        return missing_note("No completions of both models yet.")
+    gain = (frame["gold_ppo"] - frame["gold_sft"]).dropna().sort_values(kind="stable")
+    at = gain.index[len(gain) // 2]
+    title = f"A typical post: {signed_number(float(gain[at]))} gold points, the median gain"
+    row = {str(name): value for name, value in frame.loc[at].items()}
+    return asset("legend.html") + post_card(title, row, 3)
+
+
 def examples_section(frame: pd.DataFrame) -> str:
     "The best and the worst summary, by a rule that it states. Empty if a model has no completions."
     if not {"gold_sft", "gold_ppo"} <= set(frame.columns):
         return ""
     gain, rows = frame["gold_ppo"] - frame["gold_sft"], cast(list, frame.to_dict("records"))
     cards = "".join(
-        post_card(f"{name}: {signed_number(float(gain[i]))} gold points, PPO less SFT", rows[i], 3)
+        post_card(f"{name}: {signed_number(float(gain[i]))} gold points, PPO minus SFT", rows[i], 3)
         for name, i in zip(("Best", "Worst"), best_and_worst(frame))
     )
     return asset("examples.html").format(count=len(frame), legend=asset("legend.html"), cards=cards)

@@ -209,7 +209,6 @@ def _curve(
     return dict(name=metric.short[0], about=about, unit=unit, lines=list(lines), svg=svg)
 
 
-NO_ALARM = "No alarm: nothing ran away or jumped."
 MOST_SHOWN = 1_000  # tokens of an episode as markup; the reader has all of them
 MOST_TOKENS = 4_000_000  # tokens in one file, at about 14 bytes each
 
@@ -246,7 +245,7 @@ class RunBrowser:
         newest = max(self.run.files)
         check_chosen(self.run.rollout(newest), objective)
         names = shown_of(self.run.rollout(newest)).names()
-        self.signal = names[0] if names else ""
+        self.signal = "advantages" if "advantages" in names else names[0] if names else ""
         self.suspects = suspects_of(self.run, [newest])
 
     # ---- What is shown ----
@@ -389,8 +388,6 @@ class RunBrowser:
             chosen = fewer
         suspects = suspects_of(self.run, chosen)
         alarms = of_run or two_views(self.run.numbers(chosen))
-        if len(log) >= 6 and not alarms:  # an alarm compares two means of three updates
-            said = f"{NO_ALARM} {said}".strip()
         theirs = sorted({nearest(list(self.other.files), u) for u in chosen}) if self.other else []
         listed = self.updates(chosen, theirs)
         packed, prompts = [], set()
@@ -406,8 +403,9 @@ class RunBrowser:
         completed = self.run.completions().items()
         shown_again = {visible(text, lines=True): its for text, its in completed if text in prompts}
         place = dict(signal=self.signal)
-        head = self.head(listed, suspects) | dict(said=said)
-        if above := demo_report(self.run.path):
+        calm = len(log) >= 6 and not alarms  # an alarm compares two means of three updates
+        head = self.head(listed, suspects) | dict(said=said, calm=calm)
+        if above := demo_report(self.run.path, suspects):
             head["title"] = visible(f"Run {' and '.join(self.names)}")
         return write_reader(path, head, packed, place, self.plain(), shown_again, above)
 

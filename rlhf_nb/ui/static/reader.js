@@ -49,18 +49,18 @@ const scaleOf = (lists, way) => {
   }, 0);
   const kept = Float64Array.from(numbers).sort();
   const at = share => kept.length ? kept[Math.min(kept.length - 1, Math.floor(share * kept.length))] : 0;
-  return { way, low: way ? at(1 - FULL) : -at(FULL), high: at(FULL) };
+  return { way, kept, low: way ? at(1 - FULL) : -at(FULL), high: at(FULL) };
 };
 const scaleFor = (pack, key) => pack.scales[key] ??= scaleOf(pack.rows.map(row => row.signals[key] ?? []), ONE_WAY[key]);
-const depth = (x, { way, low, high }) => {  // 0: no colour, 1: full
+const depth = (x, { way, low, high, kept, ranked }) => {  // 0: no colour, 1: full
   if (Number.isNaN(x) || x === null || !(high > low)) return 0;
-  const share = way ? (x - low) / (high - low) : Math.abs(x) / high;
+  const share = ranked ? kept.findLastIndex(one => one <= (way ? x : Math.abs(x))) / kept.length : way ? (x - low) / (high - low) : Math.abs(x) / high;
   return Math.min(1, Math.max(0, way < 0 ? 1 - share : share));
 };
 const tint = (x, scale, ground = "transparent") => `color-mix(in srgb, var(--${scale.way ? "deep" : x > 0 ? "up" : "down"}) ${Math.round(100 * depth(x, scale))}%, ${ground})`;
 const NAMES = {
   kl: "KL to the reference", advantages: "advantage", rewards: "reward paid", logprobs: "log-prob", ref_logprobs: "log-prob of the reference",
-  values: "value", returns: "return", engine_logprobs: "log-prob of the sampler", "sampler - trainer": "sampler less trainer", "ratio - 1": "ratio new/old, less 1",
+  values: "value", returns: "return", engine_logprobs: "log-prob of the sampler", "sampler - trainer": "sampler minus trainer", "ratio - 1": "ratio new/old − 1", clipped: "clipped",
 };
 const nameOf = key => NAMES[key] ?? key;
 
@@ -211,12 +211,10 @@ export const changed = (ours, theirs) => {
 
 const KEYS = [
   ["n, ↓ or →; p, ↑ or ←", "the next episode, the one before"], [". and ,", "the next update, the one before"],
-  ["1, 2, …", "the signal behind the text; once more: none"], ["b", "this signal as a strip beneath the text too, to compare with others; once more: not"], ["← →", "from token to token, once one of them has the focus"],
-  ["l", "the next token in full colour; where none is, the one with most"], ["L", "the token of the whole update that holds most of the signal"], ["x", "the answer as plain text"],
-  ["[ and ]", "the answer before and after it to the same prompt"], ["s", "any two numbers of the episodes against each other"],
-  ["t", "the table of all signals"], ["w", "what other settings would have made of it"], ["d", "then: before, after, difference"],
-  ["g", "other answers to the same prompt"], ["/", "find in prompts and answers"],
-  ["?", "this list"], ["Escape", "closes what is open"],
+  ["1, 2, …", "the signal behind the text; once more: none"], ["← →", "from token to token, once one of them has the focus"],
+  ["l", "the next token in full colour; where none is, the one with most"], ["j and k", "the next turn, the one before"],
+  ["[ and ]", "the answer before and after it to the same prompt"], ["d", "of what if: before, after, difference"],
+  ["/", "find in prompts and answers; Enter: in the next update that has it"], ["Escape", "closes what is open"],
 ];
 const WORDS = [
   ["raw score", "what the reward model or function returned"],
@@ -229,7 +227,8 @@ const SETTINGS = [
   ["kl_coef", 0, 0.5, 0.01], ["gamma", 0, 1, 0.01], ["lam", 0, 1, 0.01], ["missing_eos_penalty", 0, 5, 0.1],
   ["cliprange", 0, 1, 0.01],
 ];
-const PANELS = { table: "All signals", what: "What if", same: "Same prompt", plot: "Plot", keys: "Keys and words" };
+const LABELS = { kl_coef: "KL coefficient", gamma: "γ (gamma)", lam: "λ (lam)", missing_eos_penalty: "missing EOS penalty", cliprange: "clip range" };
+const PANELS = { table: "All signals", what: "What if", same: "Same prompt", plot: "Plot", keys: "Keys" };
 const LETTERS = { t: "table", w: "what", g: "same", s: "plot", "?": "keys" };
 const SPECIAL = /^\s*(<[^<>\s]+>|\[[A-Z_]+\])\s*$/;  // <eos>, </s>, <|endoftext|>, [SEP]
 const SIGHT = 14;  // lines of list and table that are drawn before the first picture, of the list after the chosen one
@@ -252,10 +251,11 @@ export const reader = (root, source) => {
   const odd = source.suspects ?? [], first = odd.find(one => one.row !== null) ?? odd[0];
   const at = {
     update: source.start ?? source.updates.length - 1, row: 0, signal: source.signal, sort: "episode", down: false,
-    find: "", only: "all", above: 0, recipe: null, panel: "", seen: "after", plain: false, beneath: [],
+    find: "", only: "all", above: 0, recipe: null, panel: "", seen: "after", plain: false, ranked: false, beneath: [],
     ...first && jump(first), ...source.place,
   };
-  let pack = null, list = [], turn = 0, drawRest = () => {};
+  let pack = null, list = [], turn = 0, opening = source.place?.signal !== "", drawRest = () => {};
+  const varied = key => { const { low, high } = scaleFor(pack, key); return high > low; };
   root.classList.add("rlhf", "reader");
   const pressed = root.querySelector(".bar > button:focus")?.textContent;  // which had this page drawn anew
   root.replaceChildren();
@@ -270,42 +270,62 @@ export const reader = (root, source) => {
     select.value = names.includes(now) ? now : names[0];
   };
 
-  // What stays: curves, suspects, the list at the left, the text at the right.
-  const curves = part("div", root, "curves", { tabIndex: 0, role: "region", ariaLabel: "Curves of the run" });
-  if (odd.length) drawSuspects(part("details", root, "suspects"));
+  // What stays: a bar, curves, the list at the left, the answer at the right, and below it what one opens.
+  const menu = (parent, title, more) => {
+    const fold = part("details", parent, "menu");
+    make("summary", { parent: fold, text: title, ...more });
+    return part("div", fold);
+  };
+  const keyed = (parent, text, key, act, more) => {  // a button that shows its key
+    const one = button(parent, text, act, more);
+    make("kbd", { parent: one, text: key, ariaHidden: true });
+    return one;
+  };
   const bar = part("div", root, "bar", { role: "group", ariaLabel: "Update" });
+  const run = part("details", root, "run", { open: !source.reported });
+  make("summary", { parent: run, text: "Curves of the run" });
+  const curves = part("div", run, "curves", { tabIndex: 0, role: "region", ariaLabel: "Curves of the run" });
   const columns = part("div", root, "columns");
   const side = part("details", columns, "side", { open: true });
   make("summary", { parent: side, text: "Episodes" });
   const page = part("div", columns, "page");
   const facts = part("p", page, "facts", { id: name + "facts" });
   facts.setAttribute("aria-live", "polite");
-  const asked = part("details", page, "asked", { open: true });
-  make("summary", { parent: asked, text: "Prompt" });
-  const prompt = part("div", asked, "prompt", { tabIndex: 0, role: "region", ariaLabel: "Prompt" });
-  const head = part("div", page, "head");  // stays in sight
-  const signals = part("div", head, "signals", { role: "group", ariaLabel: "Signal behind the text" });
-  const tools = part("div", head, "bar", { role: "group", ariaLabel: "More" });
+  const head = part("div", page, "head");
+  const signals = labelled(head, "Tint", "select", { className: "signals", onchange: e => go({ signal: e.target.value }) });
   const legend = part("p", head, "legend");
-  const panel = part("section", page, "panel", { hidden: true });
+  const tools = menu(head, "More");
+  const asked = part("details", page, "asked", { open: true });
+  const cut = make("summary", { parent: asked, text: "Prompt" });
+  const prompt = part("div", asked, "prompt", { tabIndex: 0, role: "region", ariaLabel: "Prompt" });
+  const turns = part("div", page, "turns", { role: "group", ariaLabel: "Turns" });
   const body = part("div", page, "body");
   const text = part("div", body, "text", { role: "group", ariaLabel: "Answer, token by token" });
   const map = part("div", body, "map", { ariaHidden: true });  // for the mouse: `l` goes to the same places
   const claims = part("p", page, "claims");
+  const dock = part("div", page, "dock");
+  const tabs = part("div", dock, "bar", { role: "group", ariaLabel: "Panels" });
+  const panel = part("section", dock, "panel", { hidden: true, ariaLabel: "Panel" });
   const read = make("details", { className: "read" });
   make("summary", { parent: read, text: "How this file was read" });
   const notes = part("ul", read);
   const bubble = part("output", root, "bubble", { hidden: true });
+  const closeMenus = besides => root.querySelectorAll(".menu[open]").forEach(one => { if (!one.contains(besides)) one.open = false; });
+  root.addEventListener("pointerdown", e => closeMenus(e.target));
 
   const update = labelled(bar, "Update", "select", { onchange: e => go({ update: Number(e.target.value), row: 0 }) });
   source.updates.forEach((one, i) => { if (!one.run) make("option", { parent: update, text: one.name, value: i }); });
   button(bar, "◀", () => turnBy(-1), { ariaLabel: "update before", title: "update before (,)" });
   button(bar, "▶", () => turnBy(1), { ariaLabel: "next update", title: "next update (.)" });
+  const alarms = odd.filter(one => one.row === null).length, strange = odd.length - alarms, several = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
+  const verdict = [source.calm ? "No alarm in the curves" : alarms && several(alarms, "alarm"), strange && several(strange, "unusual episode")].filter(Boolean).join(" · ");
+  if (odd.length) drawSuspects(menu(bar, verdict));
+  else if (verdict) part("span", bar, "count", { text: verdict });
   for (const name of source.actions ?? []) button(bar, name, () => source.act(name).catch(fail));
   const told = part("span", bar, "count", { role: "status" });
   let saying = 0;
   const announce = said => {  // a change is read aloud, a beginning is not
-    bar.hidden = source.updates.length < 2 && !source.actions?.length && !said;
+    bar.hidden = source.updates.length < 2 && !source.actions?.length && !odd.length && !said;
     clearTimeout(saying);
     saying = setTimeout(() => told.textContent = said, 100);
   };
@@ -313,8 +333,8 @@ export const reader = (root, source) => {
   if (pressed) ([...bar.querySelectorAll("button")].find(one => one.textContent === pressed) ?? update).focus();
 
   const finder = part("div", side, "finder");
-  const find = labelled(finder, "Find", "input", { type: "search", placeholder: "in prompt or answer",
-    oninput: e => relist({ find: e.target.value }) });
+  const find = labelled(finder, "Find", "input", { type: "search", placeholder: "Enter: in other updates",
+    oninput: e => relist({ find: e.target.value }), onkeydown: e => { if (e.key === "Enter") seek(); } });
   const sort = labelled(finder, "Sort by", "select", { onchange: e => relist({ sort: e.target.value }) });
   const down = button(finder, "", () => relist({ down: !at.down }));
   const only = labelled(finder, "Only", "select", { onchange: e => relist({ only: e.target.value }) });
@@ -323,25 +343,23 @@ export const reader = (root, source) => {
   const count = part("p", side, "count", { role: "status" });
   const rows = part("ol", side, "rows", { tabIndex: 0, role: "listbox", ariaLabel: "Episodes" });
 
-  const tool = Object.entries(PANELS).map(([key, title]) => {
-    const letter = Object.keys(LETTERS).find(one => LETTERS[one] === key);
-    return [key, button(tools, title, () => toggle(key), { title: `key ${letter}` })];
-  });
-  const largest = button(tools, "Largest of update", () => toLargest(), { title: "key L: goes to the token of the whole update that holds most of this signal" });
+  const tool = Object.entries(LETTERS).map(([letter, key]) => [key, keyed(tabs, PANELS[key], letter, () => toggle(key))]);
+  const largest = keyed(tools, "Largest of the update", "L", () => toLargest(), { title: "the token of the whole update that holds most of this signal" });
   const keep = () => go({ beneath: at.beneath.includes(at.signal) ? at.beneath.filter(key => key !== at.signal) : [...at.beneath, at.signal].filter(Boolean) });
-  const kept = button(tools, "Strip beneath", keep, { title: "key b: keeps this signal in sight while another is behind the text" });
-  const plainly = button(tools, "Plain text", () => go({ plain: !at.plain }), { title: "key x" });
+  const kept = keyed(tools, "Strip beneath", "b", keep, { title: "keeps this signal in sight, to compare it with another" });
+  const evenly = keyed(tools, "Colour by rank", "e", () => go({ ranked: !at.ranked }), { title: "a few large numbers then leave colour for the others" });
+  const plainly = keyed(tools, "Plain text", "x", () => go({ plain: !at.plain }));
   const copy = button(tools, "Copy", async () => {
     const row = current(), end = row.stopped && SPECIAL.test(row.pieces.at(-1) ?? "") ? row.pieces.at(-1).length : 0;
     await navigator.clipboard?.writeText(row.text.slice(0, row.text.length - end)).then(() => copy.textContent = "Copied", () => copy.textContent = "Select it: no clipboard here");
     setTimeout(() => copy.textContent = "Copy", 1500);
   });
   function drawSuspects(box) {
-    make("summary", { parent: box, text: `To look at first (${odd.length}): ${odd[0].sentence}` });
-    if (first.row !== null) make("p", { parent: box, className: "legend", text: "The page opens at the first episode of these. sd: standard deviations within updates, from the mean of the episode's own. "
-      + "Repetition: share of runs of three tokens that came before in the answer." });
+    box.parentNode.classList.add("suspects");
     const jumps = part("ul", box);
-    for (const one of odd) button(make("li", { parent: jumps }), one.sentence, () => go(jump(one)));
+    for (const one of odd) button(make("li", { parent: jumps }), one.sentence, () => { closeMenus(); go(jump(one)); });
+    if (first.row !== null) make("p", { parent: box, className: "legend", text: "The page opens at the first of these. sd: standard deviations within updates, from the mean of the episode's own. "
+      + "Repetition: share of runs of three tokens that came before in the answer." });
   }
 
   // ---- The list ----
@@ -412,10 +430,12 @@ export const reader = (root, source) => {
     if (!here) return;
     here.setAttribute("aria-selected", "true");
     rows.setAttribute("aria-activedescendant", here.id);
-    const top = here.offsetTop - rows.offsetTop;  // scrolls the list, never the page
+    inView();
+  };
+  const inView = () => {  // scrolls the list, never the page
+    const here = rows.querySelector("[aria-selected=true]"), top = here?.offsetTop - rows.offsetTop;
     if (top < rows.scrollTop) rows.scrollTop = top;
-    else if (top + here.offsetHeight > rows.scrollTop + rows.clientHeight)
-      rows.scrollTop = top + here.offsetHeight - rows.clientHeight;
+    else if (top + here?.offsetHeight > rows.scrollTop + rows.clientHeight) rows.scrollTop = top + here.offsetHeight - rows.clientHeight;
   };
 
   // ---- The text ----
@@ -496,6 +516,7 @@ export const reader = (root, source) => {
   };
   const drawPrompt = (row, claim) => {
     prompt.replaceChildren();
+    prompt.style.setProperty("--lines", pack.lines ??= Math.min(5, Math.max(...pack.prompts.map(linesOf))));  // one height for an update
     const truth = row.prompt.facts;
     for (const [role, said] of row.prompt.turns ?? []) {
       const turn = make("p", { parent: prompt, className: "turn" });
@@ -504,7 +525,7 @@ export const reader = (root, source) => {
     }
     const place = row.prompt.turns ? make("details", { parent: prompt }) : prompt;
     if (row.prompt.turns) make("summary", { parent: place, text: pack.notes.length ? "As one text" : "As the model reads it" });
-    for (const word of row.prompt.text.split(/([\p{L}\p{N}_]+)/u)) {
+    for (const word of row.prompt.text.replace(/\n\s*\n/g, "\n").split(/([\p{L}\p{N}_]+)/u)) {
       const slot = truth && Object.hasOwn(source.slots ?? {}, word) && source.slots[word];
       if (slot && truth[slot] === word) {
         const told = claim.told.has(slot);
@@ -512,11 +533,12 @@ export const reader = (root, source) => {
           title: `${slot}: ${told ? "covered" : "missing"} in the answer` });
       } else place.append(word);
     }
-    for (const [key, column] of Object.entries(pack.columns)) {
-      const line = make("p", { parent: prompt, text: `${key}: ` });
-      line.append(typeof column[row.i] === "number" ? number(column[row.i]) : make("bdi", { text: String(column[row.i] ?? "–") }));
-    }
+    for (const [key, column] of Object.entries(pack.columns)) if (typeof column[row.i] !== "number" && key !== "stop_reason")
+      make("bdi", { parent: make("p", { parent: prompt, text: `${key}: ` }), text: String(column[row.i] ?? "–") });
+    prompt.scrollTop = [...prompt.querySelectorAll(".turn")].at(-1)?.offsetTop - prompt.offsetTop || 0;  // the last question
+    cut.textContent = prompt.scrollHeight > prompt.clientHeight + 2 && asked.open ? "Prompt (scroll: not all of it is in sight)" : "Prompt";
   };
+  const linesOf = one => (one.turns?.map(([, said]) => `\n${said}`).join("\n") ?? one.text.replace(/\n\s*\n/g, "\n")).split("\n").reduce((sum, line) => sum + Math.ceil((line.length || 1) / 90), one.turns ? 1 : 0);
   // What has the focus is often drawn anew; with the focus lost, a widget would hear no key.
   const focused = () => root.getRootNode().activeElement ?? null;
   const toList = () => (side.open ? rows : side.firstChild).focus({ preventScroll: true });
@@ -540,7 +562,8 @@ export const reader = (root, source) => {
     markList();
     const row = current();
     text.replaceChildren();
-    [asked, head, body].forEach(one => { one.hidden = !row; });
+    [asked, head, body, dock].forEach(one => { one.hidden = !row; });
+    turns.hidden = true;
     claims.textContent = "";
     panel.hidden = true;
     if (!row) { facts.textContent = "No episode is left."; return; }
@@ -550,20 +573,22 @@ export const reader = (root, source) => {
     spaced(facts, `${pack.update === null ? "" : `Update ${pack.update}, `}episode ${row.id} of ${pack.of}`,
       row.score !== null && ["score ", number(row.score)],
       row.raw !== null && row.raw !== row.score && ["raw score ", number(row.raw)],
-      row.kl !== null && ["KL ", number(row.kl), " nats"], counted(row, pack), ending(row));
+      row.kl !== null && ["KL ", number(row.kl), " nats"], counted(row, pack), ending(row),
+      ...Object.entries(pack.columns).filter(([key, column]) => key !== "turns" && typeof column[row.i] === "number").map(([key, column]) => [`${key} `, number(column[row.i])]));
     if (row.group.length > 1) drawGroup(row);
     drawPrompt(row, claim);
     if (signals.dataset.names !== names.join()) {
       signals.dataset.names = names.join();
-      signals.replaceChildren();
-      names.forEach((key, i) => button(signals, `${i + 1} ${nameOf(key)}`, () => go({ signal: at.signal === key ? "" : key }), { title: key }));
+      signals.replaceChildren(make("option", { text: "no signal", value: "" }), ...names.map((key, i) => make("option", { text: `${i + 1} ${nameOf(key)}`, value: key })));
     }
-    [...signals.children].forEach((one, i) => one.setAttribute("aria-pressed", names[i] === at.signal));
+    if (opening && at.signal && !varied(at.signal)) at.signal = names.find(varied) ?? at.signal;
+    opening = false;
+    signals.value = at.signal;
     const after = tried()?.[row.i] && signalsOf(row, tried()[row.i], { ...basis(), ...at.recipe });
     differing = Boolean(after) && at.seen === "difference";
     const told = !after || at.seen === "before" ? row : { ...row, signals: differing ? { ...row.signals } : after };
     if (differing) told.signals[at.signal] = after[at.signal]?.map((x, t) => x - row.signals[at.signal][t]);
-    const numbers = told.signals[at.signal], scale = scaleFor(pack, at.signal), boxes = boxesOf(row.pieces);
+    const numbers = told.signals[at.signal], scale = { ...scaleFor(pack, at.signal), ranked: at.ranked }, boxes = boxesOf(row.pieces);
     const strips = at.plain ? [] : at.beneath.filter(key => names.includes(key));
     running(text, told, numbers, scale, claim?.marks, null, boxes, strips.map(key => [row.signals[key], scaleFor(pack, key)]));
     text.style.setProperty("--strips", strips.length);
@@ -571,6 +596,7 @@ export const reader = (root, source) => {
     kept.setAttribute("aria-pressed", at.beneath.includes(at.signal));
     text.classList.toggle("plain", at.plain);
     plainly.setAttribute("aria-pressed", at.plain);
+    evenly.setAttribute("aria-pressed", at.ranked);
     depths = boxes.map(its => row.stored.masked?.[its.from] ? 0 : Math.max(...within(its).map(t => depth(numbers?.[t] ?? NaN, scale))));
     remap = () => drawMap(boxes, numbers, scale);
     requestAnimationFrame(() => remap());  // with the frame's own layout: a key is answered first
@@ -580,6 +606,7 @@ export const reader = (root, source) => {
       token.onblur = hush;
     });
     drawLegend(names, strips);
+    drawTurns(row);
     if (claim) drawClaims(claims, claim, row.badForm);
     for (const [key, one] of tool) one.setAttribute("aria-pressed", at.panel === key);
     drawPanel(row, names);
@@ -591,6 +618,29 @@ export const reader = (root, source) => {
     for (const [text, by, said] of [["◀", -1, "answer before, same prompt ([)"], ["▶", 1, "next answer, same prompt (])"]])
       button(box, text, () => alongGroup(by), { ariaLabel: said, title: said });
   };
+  // Of several turns: the mean value in each, so that one sees where it fell, and a way along them.
+  let turnNow = -1, starts = [];
+  const drawTurns = row => {
+    starts = row.marks.filter(one => !one.world).map(one => one.at);
+    turns.hidden = starts.length < 2 || !row.signals.values;
+    turns.replaceChildren();
+    if (turns.hidden) return;
+    const scale = scaleFor(pack, "values"), own = (key, k) => row.signals[key].slice(starts[k], starts[k + 1]).filter((_, t) => !row.stored.masked[starts[k] + t]);
+    const means = starts.map((_, k) => moments(own("values", k))[0]), paid = k => own("rewards", k).reduce((a, b) => a + b, 0);
+    means.forEach((mean, k) => {
+      const one = button(turns, "", () => toTurn(k), { ariaLabel: `turn ${k + 1}`, title: `turn ${k + 1}: value ${exact(mean)}${row.signals.rewards ? `, rewards ${exact(paid(k))}` : ""}` });
+      make("i", { parent: one }).style.height = `${10 + 90 * depth(mean, scale)}%`;
+      one.append(k + 1);
+    });
+    const ends = [...means, ...row.score === null ? [] : [row.score]], falls = ends.map((x, k) => k ? x - ends[k - 1] : 0), most = falls.indexOf(Math.min(...falls));
+    part("span", turns, "legend", { text: falls[most] < 0.1 * (scale.low - scale.high) ? `Value by turn: it falls most after turn ${most}, ${shown(ends[most - 1])} → ${shown(ends[most])}${most < means.length ? "" : ", the score"}`
+      : "Value by turn: it falls nowhere by much" });
+  };
+  const toTurn = k => {
+    if (turns.hidden) return;
+    turnNow = Math.max(0, Math.min(k, starts.length - 1));
+    toToken(boxesOf(current().pieces).findIndex(its => its.to > starts[turnNow]));
+  };
   const alongGroup = by => {
     const row = current();
     if (row?.group.length > 1) go({ row: beside(row.group, row, by).id, ...UNFILTERED });
@@ -598,30 +648,32 @@ export const reader = (root, source) => {
   const drawLegend = (names, strips) => {
     const scaled = (key, more) => {
       const { way, low, high } = scaleFor(pack, key), kind = way > 0 ? "rising" : way < 0 ? "falling" : "";
-      return [`${nameOf(key)}${more} `, number(low), " ", make("span", { className: `scale ${kind}`, text: way ? "" : "0" }), " ", number(high)];
+      return [more, number(low), " ", make("span", { className: `scale ${kind}`, text: way ? "" : "0" }), " ", number(high)];
     };
     legend.textContent = names.length && !at.signal ? "No tint: choose a signal." : "";
-    if (strips.length) spaced(make("div", { parent: legend, text: "Beneath, from the top: " }), ...strips.map(key => scaled(key, "")));
+    if (strips.length) spaced(make("div", { parent: legend, text: "Beneath, from the top: " }), ...strips.map(key => scaled(key, `${nameOf(key)} `)));
     if (!at.signal) return;
     const rows = (pack.rows.some(row => row.signals.clipped) && at.signal === "ratio - 1" ? " A line above: clipped." : "")
-      + (current().stored.masked?.includes(1) ? " Grey: masked, nothing is learnt from it." : "");
-    legend.prepend(...scaled(at.signal, tried() ? `, ${WAYS[at.seen]}` : ""), `; ${100 * FULL} % of this update is paler.${rows} Hover, or Tab and ← →, for numbers.`);
+      + (current().stored.masked?.includes(1) ? " Grey: masked." : "");
+    legend.prepend(...scaled(at.signal, tried() ? `${WAYS[at.seen]}: ` : ""), at.ranked ? `; by rank.${rows}` : `; ${100 * FULL} % of this update is paler.${rows}`);
   };
 
   // The lines that hold most, beside the text: as high as the text, or as the window.
   let depths = [], differing = false, remap = () => {};
-  new ResizeObserver(() => remap()).observe(text);
+  const resized = new ResizeObserver(() => { remap(); inView(); });
+  [text, rows].forEach(one => resized.observe(one));
   const drawMap = (boxes, numbers, scale) => {
     map.replaceChildren();
     if (!text.offsetHeight) return;  // not in sight yet
     const whole = text.getBoundingClientRect(), lines = new Map();
+    map.style.height = `${text.clientHeight}px`;
     tokensOf().forEach((token, i) => {
       const { top, height } = token.getBoundingClientRect(), line = Math.round(top / 6), known = lines.get(line);
       if (!known || depths[i] > depths[known.i]) lines.set(line, { i, top, height });
     });
     for (const { i, top, height } of lines.values()) {
       const mark = make("i", { parent: map, onclick: () => toToken(i) }), t = within(boxes[i]).find(t => depth(numbers?.[t] ?? NaN, scale) === depths[i]);
-      Object.assign(mark.style, { top: `${100 * (top - whole.top) / whole.height}%`, height: `${100 * height / whole.height}%`,
+      Object.assign(mark.style, { top: `${100 * (top - whole.top + text.scrollTop) / text.scrollHeight}%`, height: `${100 * height / text.scrollHeight}%`,
         backgroundColor: numbers && t !== undefined ? tint(numbers[t], scale) : "" });
     }
   };
@@ -648,7 +700,7 @@ export const reader = (root, source) => {
     if (top < wide.scrollTop || top + 40 > wide.scrollTop + wide.clientHeight) wide.scrollTop = top - wide.clientHeight / 3;
   };
 
-  // ---- What one opens above the answer ----
+  // ---- What one opens below the answer ----
 
   const drawPanel = (row, names) => {
     panel.hidden = !at.panel;
@@ -656,10 +708,8 @@ export const reader = (root, source) => {
     panel.replaceChildren();
     panel.dataset.kind = at.panel;
     if (!at.panel) { unfolded = ""; return; }
-    make("h2", { parent: panel, text: PANELS[at.panel] });
     ({ table: drawTable, what: drawWhat, same: drawSame, plot: drawPlot, keys: drawKeys })[at.panel](row, names);
-    const { top } = panel.getBoundingClientRect();
-    if (unfolded !== at.panel && (top < 0 || top > innerHeight - 200)) page.scrollIntoView({ block: "start" });
+    if (unfolded !== at.panel) panel.scrollIntoView({ block: "nearest" });
     unfolded = at.panel;
   };
   const drawTable = (row, names) => {
@@ -683,7 +733,7 @@ export const reader = (root, source) => {
     const kept = make("dl", { parent: panel });
     for (const [key, does] of [...KEYS, ...WORDS]) { make("dt", { parent: kept, text: key }); make("dd", { parent: kept, text: does }); }
   };
-  const WAYS = { before: "as stored", after: "with other settings", difference: "with other settings less as stored" };
+  const WAYS = { before: "as stored", after: "with other settings", difference: "with other settings minus as stored" };
   const tried = () => {  // the update with other settings, while they are chosen
     if (at.panel !== "what" || !basis() || !pack.asks && !at.recipe) return null;
     const key = JSON.stringify(at.recipe);
@@ -735,7 +785,7 @@ export const reader = (root, source) => {
     }
     const box = part("div", panel, "settings"), chosen = controls(row);
     const puts = chosen.map(([key, low, high, by]) => {
-      const label = make("label", { parent: box, text: key.replaceAll("_", " ") + " " });
+      const label = make("label", { parent: box, text: LABELS[key] + " " });
       const input = make("input", { parent: label, type: "range", min: low, step: by });
       input.dataset.setting = key;
       const told = make("output", { parent: label });
@@ -771,9 +821,9 @@ export const reader = (root, source) => {
   const tell = row => {
     const recipe = { ...basis(), ...at.recipe }, said = x => typeof x === "number" ? exact(x) : x;
     const kind = pack.asks ? [...controls(row).map(([key]) => key), "kl_estimator"].map(key =>
-      `${key.replaceAll("_", " ")} ${said(recipe[key])}`)
+      `${LABELS[key] ?? "KL estimator"} ${said(recipe[key])}`)
       : Object.entries(at.recipe ?? {}).filter(([key, x]) => x !== pack.recipe[key]).map(([key, x]) =>
-        `${key.replaceAll("_", " ")} ${said(pack.recipe[key])} → ${x}`);
+        `${LABELS[key] ?? "KL estimator"} ${said(pack.recipe[key])} → ${x}`);
     answer.replaceChildren();
     if (pack.asks) make("p", { parent: answer, text: pack.told });
     else if (!kind.length) {
@@ -873,7 +923,7 @@ export const reader = (root, source) => {
     return put;
   };
   const rings = metrics.map(drawCurve);
-  curves.hidden = !rings.length;
+  run.hidden = !rings.length;
 
   // ---- Moving ----
 
@@ -916,13 +966,14 @@ export const reader = (root, source) => {
       if (pack.notes.length) page.append(read); else read.remove();
       notes.replaceChildren(...pack.notes.map(text => make("li", { text })));
       turn++;
+      turnNow = -1;
       update.value = at.update;
     }
     if (moved || relisted) drawList();
     if (list.length && !list.some(row => row.id === at.row)) at.row = list[0].id;
     for (const put of rings) put(source.updates[at.update].update);
     draw();
-    if (source.address) setTimeout(() => { if (location.hash !== address()) history.replaceState("read", "", address()); });
+    if (source.address) setTimeout(() => { if (root.getClientRects().length && location.hash !== address()) history.replaceState("read", "", address()); });
     if (moved) source.ahead?.(at.update);
     source.moved?.({ ...at });
   };
@@ -933,12 +984,21 @@ export const reader = (root, source) => {
   const relist = changes => go("sort" in changes || "down" in changes ? { ...changes, row: -1 } : changes);
   const beside = (all, here, by) => all[(all.indexOf(here) + by + all.length) % all.length];
   const stepBy = by => { if (list.length) go({ row: beside(list, current(), by).id }); };
+  const seek = async () => {  // the next update that has the text
+    const words = at.find.toLowerCase(), mine = [...source.updates.keys()].filter(i => !source.updates[i].run);
+    for (let i = 1; i < mine.length && words; i++) {
+      const k = mine[(mine.indexOf(at.update) + i) % mine.length];
+      if ((await source.load(k)).rows.some(row => [row.prompt.text, row.text].join("\n").toLowerCase().includes(words))) return go({ update: k, row: -1 });
+    }
+    announce("No other update has it.");
+  };
   const turnBy = by => go({ update: beside([...source.updates.keys()].filter(i => !source.updates[i].run), at.update, by) });
   root.addEventListener("keydown", e => {
     const on = e.target, typing = /^(INPUT|SELECT|TEXTAREA)$/.test(on.tagName);
     if (e.ctrlKey || e.metaKey || e.altKey || e.defaultPrevented) return;
     if (e.key === "Escape") {
       if (typing) toList();
+      closeMenus();
       if (at.panel) go({ panel: "" });
       if (!typing && root.contains(on)) tool[0][1].focus({ preventScroll: true });
     } else if (typing || (on.classList.contains("wide") || on === prompt || on === curves) && e.key.startsWith("Arrow")) return;
@@ -953,17 +1013,18 @@ export const reader = (root, source) => {
     else if (e.key === "L") toLargest();
     else if (e.key === "[" || e.key === "]") alongGroup(e.key === "[" ? -1 : 1);
     else if (e.key === "x") go({ plain: !at.plain });
+    else if (e.key === "e") go({ ranked: !at.ranked });
+    else if (e.key === "j" || e.key === "k") toTurn(turnNow + (e.key === "j" ? 1 : -1));
     else if (e.key === "b") keep();
     else if (e.key === "d" && at.panel === "what") go({ seen: { before: "after", after: "difference", difference: "before" }[at.seen] });
-    else if (/^[1-9]$/.test(e.key)) signals.children[e.key - 1]?.click();
+    else if (/^[1-9]$/.test(e.key) && signals.options[e.key]) go({ signal: at.signal === signals.options[e.key].value ? "" : signals.options[e.key].value });
     else return;
     e.preventDefault();
     e.stopPropagation();
   });
   if (source.address) {
     document.addEventListener("keydown", e => {  // a key that is answered is not typed into the field that it opens
-      const inSight = root.getBoundingClientRect().top < innerHeight / 2;  // else arrows scroll what is above
-      if (inSight && e.target === document.body && !root.dispatchEvent(new KeyboardEvent("keydown", e))) e.preventDefault();
+      if (root.getClientRects().length && e.target === document.body && !root.dispatchEvent(new KeyboardEvent("keydown", e))) e.preventDefault();
     });
     addEventListener("hashchange", () => { if (location.hash !== address()) visit(); });
   }
@@ -1036,10 +1097,19 @@ export default {
 const kept = document.getElementById("rlhf-reader-data");
 if (kept) {
   const root = document.getElementById("app"), report = document.querySelector(".report");
-  const linked = report && location.hash.includes("=") && !history.state;  // to an episode; a reload stays where it was
-  reader(root, { ...fromFile(JSON.parse(kept.textContent)), address: true }).ready.then(() => {
+  const show = () => {  // the result of a run, or its rollouts
+    const reads = !report || /=|^#rollouts$/.test(location.hash);
+    document.body.dataset.view = reads ? "rollouts" : "result";
+    document.querySelectorAll(".views a").forEach((one, i) => one.setAttribute("aria-current", i === Number(reads) ? "page" : "false"));
+  };
+  addEventListener("hashchange", show);
+  document.addEventListener("keydown", e => {
+    if (report && e.key === "r" && !e.ctrlKey && !e.metaKey && !e.altKey && !/^(INPUT|SELECT|TEXTAREA)$/.test(e.target.tagName))
+      location.hash = document.body.dataset.view === "result" ? "rollouts" : "";
+  });
+  show();
+  reader(root, { ...fromFile(JSON.parse(kept.textContent)), address: true, reported: Boolean(report) }).ready.then(() => {
     document.getElementById("plain")?.remove();
     root.hidden = false;
-    if (linked) root.scrollIntoView();
   });
 }
