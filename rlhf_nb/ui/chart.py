@@ -70,10 +70,9 @@ def curve_svg(
     marks: Sequence[int],  # dashed
     name: str,  # what a step is called
     unit: str,
-    span: tuple[int, int] | None = None,  # of the steps; None: from the first to the last point
 ) -> str:
     "A line over the updates, its axes named."
-    left, right = span or (line[0][0], line[-1][0])
+    left, right = line[0][0], line[-1][0]
     values = [y for _, y in line]
     low, high, largest = min(values), max(values), max(map(abs, values))
     drawn, x, y = draw_lines({0: line}, (left, right), CHART)
@@ -91,8 +90,14 @@ def curve_svg(
     )
 
 
-def curve_strip(lines: Mapping[int, Points], span: tuple[float, float], title: str) -> str:
+def curve_strip(
+    lines: Mapping[int, Points],
+    span: tuple[float, float],
+    title: str,
+    alone: bool = False,  # True: an image, which inherits no style
+) -> str:
     "Lines of several runs above an axis without numbers; `reader.js` moves the rings along them."
+    style = element("style", asset("theme.css"), asset("curve.css")) if alone else ""
     drawn, x, y = draw_lines(lines, span, STRIP)
     dots = [
         element("circle", cx=x(u), cy=y(value), r=2, class_=f"dot{i}")
@@ -100,10 +105,11 @@ def curve_strip(lines: Mapping[int, Points], span: tuple[float, float], title: s
         if len(line) <= FEW_MARKS
         for u, value in line
     ]
-    return asset("strip.svg").format(title=escape(visible(title)), lines="".join(dots) + drawn)
+    lines_drawn = "".join(dots) + drawn
+    return asset("strip.svg").format(style=style, title=escape(visible(title)), lines=lines_drawn)
 
 
-def curve_picture(svg: str, description: str) -> str:
+def curve_picture(svg: str, description: str, width: int = 260, height: int = 140) -> str:
     "A curve inside a page, as an image of its own that follows the page's theme."
     source = f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
-    return element("img", alt=description, width=260, height=140, src=source)
+    return element("img", alt=description, width=width, height=height, src=source)

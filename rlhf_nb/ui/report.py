@@ -77,9 +77,11 @@ def curve_panels(metrics: Iterable[Mapping[str, Any]]) -> str:
         first, end, low, high = map(number_text, (values[0], values[-1], min(values), max(values)))
         unit = metric.unit.replace("share of", "% of") if metric.is_share else metric.unit
         about = f"{metric.label}, {unit}: {first} → {end}; lowest {low}, highest {high}"
-        name = element("figcaption", element("strong", metric.label), f" {first} → {end} {metric.sign}")
-        svg = curve_strip({0: line}, (0, last), about)
-        figures.append(element("figure", name, curve_picture(svg, about), title=about))
+        name = element(
+            "figcaption", element("strong", metric.label), f" {first} → {end} {metric.sign}"
+        )
+        drawn = curve_picture(curve_strip({0: line}, (0, last), about, alone=True), about, 220, 64)
+        figures.append(element("figure", name, drawn, title=about))
     turned = (
         "If the raw score goes on rising while gold turns down, the policy has found what the "
         "reward model likes and nobody else does. "
@@ -117,7 +119,9 @@ def looks_of(
 ) -> dict[str, str]:
     "Three places that deserve a look: address -> why."
     looks: dict[str, str] = {}
-    of_run, of_episodes = ([x for x in suspects if (x.episode is None) == whole] for whole in (1, 0))
+    of_run, of_episodes = (
+        [x for x in suspects if (x.episode is None) == whole] for whole in (1, 0)
+    )
     for one in [*of_run[:1], *of_episodes[:1]]:
         row = "" if one.episode is None else f"&episode={one.episode}"
         looks[f"#update={one.update}{row}"] = one.sentence
@@ -125,7 +129,7 @@ def looks_of(
         gain = signed_number(float((frame["gold_ppo"] - frame["gold_sft"])[pair[1]]))
         looks["#best"] = f"The worst answer: {gain} gold points against SFT's"
     if blind := blind_sentence(results.get("reward") or {}):
-        looks["#reward"] = blind.partition(": right")[0].partition(". ")[0]
+        looks["#reward"] = f"T{blind.partition(', t')[2].partition(': right')[0].partition(';')[0]}"
     return dict([*looks.items(), ("#rollouts", "The rollouts, token by token")][:3])
 
 

@@ -124,12 +124,7 @@ def state_sentence(run: Run) -> str:
 # ---- Its curves ----
 
 
-def curve_figure(
-    metric: str,
-    points: Points,
-    run: Run,
-    span: tuple[int, int] | None = None,  # of a whole run, whose first value is given as well
-) -> str:
+def curve_figure(metric: str, points: Points, run: Run) -> str:
     "One metric: what it is, a picture, and the same in a sentence; shares in per cent."
     known = metric_of(metric)
     title, unit = known.label, known.unit.replace("share of ", "% of ")
@@ -145,12 +140,11 @@ def curve_figure(
     show = lambda value: value_text(value, max(map(abs, values)))
     marks = [one.update for one in run.changes if one.what == "kl_coef"]
     number = element("strong", show(now), title=f"{now!r} {unit}")
-    start = f"{show(values[0])} → " if span else ""
     after = f" after {run.name} {last:,}; lowest {show(min(values))}, highest {show(max(values))}"
     moved = any(line[0][0] <= u < last for u in marks)
     alt = visible(f"{title}, {unit}: {show(now)}{after}") + "; dashed: kl_coef was moved" * moved
-    picture = curve_picture(curve_svg(line, marks, run.name, unit, span), alt)
-    words = element("figcaption", head, element("br"), start, number, safe_text(after))
+    picture = curve_picture(curve_svg(line, marks, run.name, unit), alt)
+    words = element("figcaption", head, element("br"), number, safe_text(after))
     return element("figure", words, picture)
 
 
@@ -168,13 +162,13 @@ def chosen_curves(run: Run, names: Names) -> list[str]:
     return wanted if not logged or set(wanted) & set(logged) else logged[:4]
 
 
-def curves_markup(run: Run, names: Names, span: tuple[int, int] | None = None) -> str:
+def curves_markup(run: Run, names: Names) -> str:
     "A figure for each metric; a sentence for one that was never logged."
     if not run.lines:
         return element("p", f"No curves yet: they begin with the first {run.name}.")
     chosen = chosen_curves(run, names)
     lines = {name: run.lines[name] for name in chosen if name in run.lines}
-    figures = [curve_figure(name, line, run, span) for name, line in lines.items()]
+    figures = [curve_figure(name, line, run) for name, line in lines.items()]
     absent = ", ".join(name for name in chosen if name not in run.lines)
     note = safe_text(f"Never logged: {absent}. There are {', '.join(run.lines)}.")
     below = element("p", note, class_="quiet") if absent else ""

@@ -894,7 +894,10 @@ def test_what_if_asks_where_the_file_does_not_say(tmp_path: Path, read: Callable
     file.press("w")
     shown = lambda: file.text(".panel")
     assert "does not say with which settings" in shown() and "do not come out" in shown()
-    assert "Chosen by you: KL coefficient 0.05; γ (gamma) 1; λ (lam) 0.95; missing EOS penalty 0" in shown()
+    assert (
+        "Chosen by you: KL coefficient 0.05; γ (gamma) 1; λ (lam) 0.95; missing EOS penalty 0"
+        in shown()
+    )
     for name, x in (("lam", "0.5"), ("missing_eos_penalty", "1")):
         file.page.locator(f".panel [data-setting={name}]").fill(x)
     assert "λ (lam) 0.5; missing EOS penalty 1; " in shown() and "numbers come out." in shown()
@@ -1087,9 +1090,9 @@ def test_rounded_numbers_tell_the_exact_ones(tmp_path: Path, read: Callable):
         line["policy/clipfrac_avg"] = share
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     file = read(browse(run).save_html(tmp_path / "run.html"))
-    caption = file.page.locator("figcaption", has_text="clipped")
+    caption = file.page.locator("figcaption", has_text="clip fraction")
     told = lambda: (" ".join(caption.inner_text().split()), caption.get_attribute("title"))
-    assert told() == ("clipped ≈0 % 0 % → ≈0 %", "clipped, share of tokens: 0.027 %")
+    assert told() == ("clip fraction ≈0 % 0 % → ≈0 %", "clip fraction, share of tokens: 0.027 %")
     r = given(1)
     number = lambda x: f"{x.item():.7g}".replace("-", "−")
     exact = lambda selector: [
@@ -1101,7 +1104,7 @@ def test_rounded_numbers_tell_the_exact_ones(tmp_path: Path, read: Callable):
     assert float(facts[1][1].replace("−", "-")) == pytest.approx(r.kl[0].sum().item(), abs=1e-5)
     file.press(",")
     file.wait("Update 0,")
-    assert told()[0] == "clipped 0 % 0 % → ≈0 %"
+    assert told()[0] == "clip fraction 0 % 0 % → ≈0 %"
 
 
 # catches: the last word of an answer drawn as the stop token that the file does not keep
