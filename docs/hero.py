@@ -1,8 +1,8 @@
 """The rollout that the site's first page and the README show.
 
-    python docs/hero.py data runs/mini_tldr  docs/hero.json, from a whole run of `rlhf-nb demo`
-    python docs/hero.py picture            docs/static/viewer.gif and viewer-dark.gif, from
-                                           hero.json, with Chromium
+    python docs/hero.py data runs/mini_tldr     docs/hero.json, from a whole run of `rlhf-nb demo`
+    python docs/hero.py picture runs/mini_tldr  docs/static/viewer.gif and viewer-dark.gif, from
+                                                the page of that run, with Chromium
 
 hero.json holds three updates, all their episodes, as a saved file holds them; the page around them
 is written with the script as it is whenever the site is built.
@@ -52,16 +52,10 @@ def write_page(path: Path) -> Path:
 
 
 STEPS = (  # a key, or an action by name; milliseconds that the picture stays
-    ("", 2000),
-    ("2", 1500),
-    ("hover", 2000),
-    ("n", 1200),
+    ("", 2200),
     ("w", 1200),
-    ("lam", 2200),
-    ("d", 1500),
-    ("w", 1200),
-    (",", 1500),
-    (",", 2000),
+    ("lam", 2600),
+    ("result", 4000),
 )
 
 
@@ -70,13 +64,13 @@ def frames_of(tab: Any, page: Path) -> list[Any]:
     from PIL import Image
 
     frames = []
-    tab.goto(page.as_uri())
+    tab.goto(f"{page.as_uri()}#rollouts")
     tab.wait_for_selector("#app:not([hidden]) .token")
     for step, _ in STEPS:
-        if step == "hover":
-            tab.locator(".body > .text .token").nth(2).hover()
-        elif step == "lam":
+        if step == "lam":
             tab.locator(".panel [data-setting=lam]").fill("0")
+        elif step == "result":
+            tab.locator(".views a").first.click()
         elif step:
             tab.mouse.move(0, 0)
             tab.keyboard.press(step)
@@ -86,10 +80,12 @@ def frames_of(tab: Any, page: Path) -> list[Any]:
     return frames
 
 
-def write_pictures() -> None:
-    """The last update, a number behind a word, other settings tried, and the updates before: on a
-    light page and on a dark one."""
+def write_pictures(run: Path) -> None:
+    """An answer tinted by its advantages, the same with lambda at 0, and what PPO did to a typical
+    answer: on a light page and on a dark one."""
     from playwright.sync_api import sync_playwright
+
+    from rlhf_nb.ui.viewer import browse
 
     names = ("chromium", "chromium-browser", "google-chrome")
     chromium = next(filter(None, map(shutil.which, names)), None)
@@ -97,7 +93,7 @@ def write_pictures() -> None:
         sys.exit("no Chromium is installed: on Debian, apt-get install chromium.")
     times = [time for _, time in STEPS]
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
-        page = write_page(Path(place) / "hero.html")
+        page = browse(run).save_html(Path(place) / "run.html")
         browser = playwright.chromium.launch(executable_path=chromium)
         for scheme, path in PICTURES.items():
             size = dict(width=WIDTH, height=HEIGHT)
@@ -112,13 +108,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     what = parser.add_subparsers(dest="what", required=True)
-    what.add_parser("data").add_argument("run", type=Path, help="folder of `rlhf-nb demo`")
-    what.add_parser("picture")
+    for name in ("data", "picture"):
+        what.add_parser(name).add_argument("run", type=Path, help="folder of `rlhf-nb demo`")
     args = parser.parse_args()
     if args.what == "data":
         write_data(args.run)
     else:
-        write_pictures()
+        write_pictures(args.run)
 
 
 if __name__ == "__main__":

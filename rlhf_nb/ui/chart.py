@@ -105,8 +105,8 @@ def curve_strip(
         if len(line) <= FEW_MARKS
         for u, value in line
     ]
-    lines_drawn = "".join(dots) + drawn
-    return asset("strip.svg").format(style=style, title=escape(visible(title)), lines=lines_drawn)
+    parts = dict(theme="rlhf" * alone, style=style, lines="".join(dots) + drawn)
+    return asset("strip.svg").format(title=escape(visible(title)), **parts)
 
 
 def curve_picture(svg: str, description: str, width: int = 260, height: int = 140) -> str:

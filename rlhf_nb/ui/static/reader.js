@@ -255,6 +255,7 @@ export const reader = (root, source) => {
     ...first && jump(first), ...source.place,
   };
   let pack = null, list = [], turn = 0, opening = source.place?.signal !== "", drawRest = () => {};
+  const narrow = () => (root.clientWidth || innerWidth) < 46 * 16;  // then all is below one another
   const varied = key => { const { low, high } = scaleFor(pack, key); return high > low; };
   root.classList.add("rlhf", "reader");
   const pressed = root.querySelector(".bar > button:focus")?.textContent;  // which had this page drawn anew
@@ -709,7 +710,7 @@ export const reader = (root, source) => {
     panel.dataset.kind = at.panel;
     if (!at.panel) { unfolded = ""; return; }
     ({ table: drawTable, what: drawWhat, same: drawSame, plot: drawPlot, keys: drawKeys })[at.panel](row, names);
-    if (unfolded !== at.panel) panel.scrollIntoView({ block: "nearest" });
+    if (unfolded !== at.panel && narrow()) panel.scrollIntoView({ block: "nearest" });
     unfolded = at.panel;
   };
   const drawTable = (row, names) => {
@@ -1028,7 +1029,7 @@ export const reader = (root, source) => {
     });
     addEventListener("hashchange", () => { if (location.hash !== address()) visit(); });
   }
-  if ((root.clientWidth || innerWidth) < 46 * 16) side.open = false;
+  if (narrow()) side.open = false;
   const ready = source.address ? visit() : go({});
   return { go, ready, at };
 };
