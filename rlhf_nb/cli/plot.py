@@ -30,7 +30,7 @@ class PlotArguments:
     "What is drawn, and where it goes."
 
     metrics: list[str] | None = setting(
-        None, "Patterns of metrics. None: objective/* policy/* loss/* val/*, or all there are."
+        None, "Patterns of metrics, as 'val/*'. None: the main ones that moved; '*': all there are."
     )
     group: list[str] | None = setting(
         None,
@@ -114,7 +114,9 @@ def plot_command(words: Sequence[str]) -> None:
     of_run = {run: steps_of(run) for runs in groups.values() for run in runs}
     logs = {name: [of_run[run] for run in runs] for name, runs in groups.items()}
     metrics = choose_metrics([*of_run.values()], options.metrics)
-    said = remarks(of_run, metrics)  # damaged settings are named before anything is written
+    said = remarks(
+        of_run, choose_metrics([*of_run.values()], options.metrics or ["*"])
+    )  # damaged settings are named before anything is written
     figure, output = plot_runs(logs, metrics, options.ncols), Path(options.output)
     svg: dict[str, Any] = dict(metadata=dict(Date=None, Creator="rlhf_nb"))
     png: dict[str, Any] = dict(metadata=dict(Software="rlhf_nb"), dpi=130)
@@ -131,4 +133,6 @@ def plot_command(words: Sequence[str]) -> None:
         print(f"{twice} of the runs were given before, and are left out.")
     where = harmless(f"{output}.png and {output}.svg")
     n, m = len(metrics), len(of_run)
-    print(f"rlhf-nb plot: {n} metric{'s' * (n != 1)} of {m} run{'s' * (m != 1)} in {where}")
+    all_of_them = "" if options.metrics else "; --metrics '*' draws all"
+    runs = f"{m} run{'s' * (m != 1)}"
+    print(f"rlhf-nb plot: {n} metric{'s' * (n != 1)} of {runs} in {where}{all_of_them}")

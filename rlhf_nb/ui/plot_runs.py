@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.training.logs import Log
+from rlhf_nb.training.metrics import in_order, metric_of
 
-PUBLISHED = ("objective/*", "policy/*", "loss/*", "val/*")  # those of the published report
 # Values of the last update alone; any other is the mean over the updates since the line before.
 AT_ONCE = ("lr", "learning_rate", "objective/kl_coef", "eval_*", "sample_*", "gold/*")
 
@@ -42,15 +42,17 @@ def group_runs(
 
 def choose_metrics(
     logs: Sequence[Log],
-    patterns: Sequence[str] | None = None,  # None: PUBLISHED, or all where none of these was logged
+    patterns: Sequence[str] | None = None,  # None: the viewer's that moved, else all
 ) -> list[str]:
     "Metrics that match, in the order of the patterns. ValueError where a pattern matches nothing."
     known = sorted({name for log in logs for row in log for name in row})
     known = [name for name in known if name not in ("step", "episode", "epoch")]
-    matches = {p: [name for name in known if fnmatch(name, p)] for p in patterns or PUBLISHED}
-    if patterns is None and not any(matches.values()):
-        return known
-    if empty := next((p for p, match in matches.items() if not match and patterns), None):
+    if patterns is None:
+        moved = lambda name: len({row[name] for log in logs for row in log if name in row}) > 1
+        main = [metric.name for metric in in_order("viewer") if metric.name in known]
+        return list(filter(moved, main)) or list(filter(moved, known)) or known
+    matches = {p: [name for name in known if fnmatch(name, p)] for p in patterns}
+    if empty := next((p for p, match in matches.items() if not match), None):
         raise ValueError(
             f"--metrics {empty} matches nothing that was logged.{did_you_mean(empty, known)} There "
             f"are: {', '.join(known)}."
@@ -141,9 +143,10 @@ def plot_runs(
         for name, runs in logs.items()
         if any(len(lines[name, m]) for m in metrics)
     }
-    drawn = {m: [(label, lines[name, m]) for name, label in labels.items()] for m in metrics}
+    title = lambda m: f"{known.short[0]}\n{m}" if (known := metric_of(m)).short else m
+    drawn = {title(m): [(label, lines[name, m]) for name, label in labels.items()] for m in metrics}
     several = any(len(runs) > 1 for runs in logs.values())
-    title = "mean of the runs, in a band from the least to the most" if several else None
+    band = "mean of the runs, in a band from the least to the most" if several else None
     from rlhf_nb.ui.viz import panels  # seconds, for torch, that a line in the terminal spares
 
-    return panels(drawn, x, ncols, title)
+    return panels(drawn, x, ncols, band)
