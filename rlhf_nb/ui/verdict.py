@@ -155,15 +155,21 @@ def headline(
         )
     (sft, ppo), (_, gain), (_, verdict), *others = both[0], *stated
     line = lambda text: element("p", safe_text(text).replace(" %", "&nbsp;%"))
-    first = [text for _, text in others if text.startswith(("Near-greedy", "On the same posts"))]
+    first = (
+        f"Of {ppo['posts']:,} test posts, the gold judge prefers PPO's summary to the reference on "
+        f"{percent(ppo['win_rate'])}, SFT's on {percent(sft['win_rate'])}."
+    )
+    for row in results.get("paired", []):
+        if row["temperature"] == ppo["temperature"]:
+            first += f" 95 % interval of the gain: {points(row['low'])} to {points(row['high'])}."
     places = (looks or {}).items()
     links = [element("li", element("a", safe_text(text), href=href)) for href, text in places]
     return asset("gain.html").format(
         exact=escape(f"{100 * (ppo['win_rate'] - sft['win_rate']):.6g}"),
         gain=gain,
         verdict=verdict,
-        first="".join(map(line, first)),
-        others="".join(line(text) for _, text in others if text not in first),
+        first=line(first),
+        others="".join(line(text) for _, text in others),
         table=gain_table([row for pair in both for row in pair]),
         changed=typical_card(frame),
         looks="".join(links),
@@ -311,7 +317,8 @@ def post_card(title: str, row: Mapping[str, Any], level: int = 4) -> str:
         if pd.notna(row.get(f"text_{who}")):
             text = row[f"text_{who}"].strip()
             lines.append(line(who.upper(), text, number(f"score_{who}"), number(f"gold_{who}")))
-    table = data_table("", ["From", "Summary", "Score", "Gold"], lines, "")
+    table = data_table("", ["From", "Summary", "Score", "Gold"], lines)
+    table = element("div", table, class_="wide", tabindex=0, role="region", aria_label=title)
     query = post_with_facts(row["query"], facts) if facts else safe_prose(row["query"])
     return asset("post.html").format(level=level, title=escape(title), query=query, table=table)
 

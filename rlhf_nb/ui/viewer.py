@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -105,7 +106,8 @@ class RolloutView(Html):
     def reader(self) -> Reader:
         "The live widget, made at its first use; `reader.place` is where it is."
         update = self.shown.rollout.info.get("update")
-        head = reader_head(self.name, [dict(name=self.name, update=update)], self.place["signal"])
+        name = "Rollout" if update is None else str(update)
+        head = reader_head(self.name, [dict(name=name, update=update)], self.place["signal"])
         load = lambda _: packed_update(self.shown, None, self.objective)
         return Reader(head, load, lambda *_: dict(found=[], completed=[]), self.place)
 
@@ -345,6 +347,18 @@ class RunBrowser:
             **dict(row=-1 if of_update else suspect.episode),
         }
 
+    def with_token(self, suspect: Suspect) -> Suspect:
+        "An episode's suspect with the token that holds most of its KL."
+        r = self.run.rollout(suspect.update)
+        if suspect.episode is None or r.kl is None or not len(r.tokens):
+            return suspect
+        row = r.kl[suspect.episode].float()
+        most = int(row.argmax())
+        token = visible(episode_tokens(r, suspect.episode)[most]).strip()
+        return replace(
+            suspect, sentence=f"{suspect.sentence}, most on “{token}” ({row[most]:+.2f})"
+        )
+
     def search(self) -> None:
         "Read the numbers of every update, and name the oddest episodes of all."
         self.suspects = suspects_of(self.run, None, 10)
@@ -386,7 +400,7 @@ class RunBrowser:
                 f"{self.run.counted}, and a file takes {MOST_TOKENS:,}. --update names others."
             )
             chosen = fewer
-        suspects = suspects_of(self.run, chosen)
+        suspects = [self.with_token(one) for one in suspects_of(self.run, chosen)]
         alarms = of_run or two_views(self.run.numbers(chosen))
         theirs = sorted({nearest(list(self.other.files), u) for u in chosen}) if self.other else []
         listed = self.updates(chosen, theirs)

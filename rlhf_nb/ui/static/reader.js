@@ -57,7 +57,7 @@ const depth = (x, { way, low, high, kept, ranked }) => {  // 0: no colour, 1: fu
   const share = ranked ? kept.findLastIndex(one => one <= (way ? x : Math.abs(x))) / kept.length : way ? (x - low) / (high - low) : Math.abs(x) / high;
   return Math.min(1, Math.max(0, way < 0 ? 1 - share : share));
 };
-const tint = (x, scale, ground = "transparent") => `color-mix(in srgb, var(--${scale.way ? "deep" : x > 0 ? "up" : "down"}) ${Math.round(100 * depth(x, scale))}%, ${ground})`;
+const tint = (x, scale, ground = "transparent") => `color-mix(in srgb, var(--${scale.way ? "deep" : x > 0 ? "up" : "down"}) ${Math.round(depth(x, scale) && 8 + 92 * depth(x, scale))}%, ${ground})`;
 const NAMES = {
   kl: "KL to the reference", advantages: "advantage", rewards: "reward paid", logprobs: "log-prob", ref_logprobs: "log-prob of the reference",
   values: "value", returns: "return", engine_logprobs: "log-prob of the sampler", "sampler - trainer": "sampler minus trainer", "ratio - 1": "ratio new/old − 1", clipped: "clipped",
@@ -305,8 +305,8 @@ export const reader = (root, source) => {
   const map = part("div", body, "map", { ariaHidden: true });  // for the mouse: `l` goes to the same places
   const claims = part("p", page, "claims");
   const dock = part("div", page, "dock");
+  const panel = part("section", dock, "panel", { hidden: true, tabIndex: 0, ariaLabel: "Panel" });
   const tabs = part("div", dock, "bar", { role: "group", ariaLabel: "Panels" });
-  const panel = part("section", dock, "panel", { hidden: true, ariaLabel: "Panel" });
   const read = make("details", { className: "read" });
   make("summary", { parent: read, text: "How this file was read" });
   const notes = part("ul", read);
@@ -359,8 +359,8 @@ export const reader = (root, source) => {
     box.parentNode.classList.add("suspects");
     const jumps = part("ul", box);
     for (const one of odd) button(make("li", { parent: jumps }), one.sentence, () => { closeMenus(); go(jump(one)); });
-    if (first.row !== null) make("p", { parent: box, className: "legend", text: "The page opens at the first of these. sd: standard deviations within updates, from the mean of the episode's own. "
-      + "Repetition: share of runs of three tokens that came before in the answer." });
+    if (first.row !== null) make("p", { parent: box, className: "legend", text: "The page opens at the first of these. sd: standard deviations within updates, from the mean of the episode's own."
+      + (odd.some(one => one.sentence.includes("repetition")) ? " Repetition: share of runs of three tokens that came before in the answer." : "") });
   }
 
   // ---- The list ----
@@ -409,6 +409,7 @@ export const reader = (root, source) => {
     const scale = pack.scales.score ??= scaleOf([pack.rows.map(row => row.score)]);
     drawRest = inSight(rows, list, list.findIndex(row => row.id === at.row) + SIGHT, row => lineOf(row, scale));
   };
+  const preview = row => row.marks.length ? row.pieces.map((piece, t) => row.marks.some(one => one.at === t) ? ` ${piece}` : piece).join("") : row.text;
   const lineOf = (row, scale) => {
     const line = make("li", { role: "option", id: `${name}row${row.id}`, onclick: () => go({ row: row.id }) });
     line.dataset.id = row.id;
@@ -419,7 +420,7 @@ export const reader = (root, source) => {
     make("span", { parent: line, text: (x ?? null) === null ? "" : told, title: `${key} ${exact(x)}` });
     make("span", { parent: line, text: `${equal(row.group) ? "= " : ""}${row.written} ${row.stopped === null ? "" : (row.reason ? row.reason === "terminated" : row.stopped) ? "■" : "✂"}`.trim(),
       title: [counted(row, pack), ending(row)].filter(Boolean).join(", ") });
-    make("bdi", { parent: line, text: row.text.replaceAll("\n", " ").trim() || "(nothing)" });
+    make("bdi", { parent: line, text: preview(row).replaceAll("\n", " ").trim() || "(nothing)" });
     return line;
   };
   const markList = () => {
@@ -434,9 +435,8 @@ export const reader = (root, source) => {
     inView();
   };
   const inView = () => {  // scrolls the list, never the page
-    const here = rows.querySelector("[aria-selected=true]"), top = here?.offsetTop - rows.offsetTop;
-    if (top < rows.scrollTop) rows.scrollTop = top;
-    else if (top + here?.offsetHeight > rows.scrollTop + rows.clientHeight) rows.scrollTop = top + here.offsetHeight - rows.clientHeight;
+    const here = rows.querySelector("[aria-selected=true]")?.getBoundingClientRect(), all = rows.getBoundingClientRect();
+    rows.scrollTop += here ? Math.min(0, here.top - all.top) + Math.max(0, here.bottom - all.bottom) : 0;
   };
 
   // ---- The text ----
@@ -517,7 +517,7 @@ export const reader = (root, source) => {
   };
   const drawPrompt = (row, claim) => {
     prompt.replaceChildren();
-    prompt.style.setProperty("--lines", pack.lines ??= Math.min(5, Math.max(...pack.prompts.map(linesOf))));  // one height for an update
+    prompt.style.setProperty("--lines", pack.lines ??= Math.min(5, Math.max(...pack.prompts.map(one => linesOf(one, Math.min(90, page.clientWidth / 8 || 90))))));  // one height for an update
     const truth = row.prompt.facts;
     for (const [role, said] of row.prompt.turns ?? []) {
       const turn = make("p", { parent: prompt, className: "turn" });
@@ -536,10 +536,12 @@ export const reader = (root, source) => {
     }
     for (const [key, column] of Object.entries(pack.columns)) if (typeof column[row.i] !== "number" && key !== "stop_reason")
       make("bdi", { parent: make("p", { parent: prompt, text: `${key}: ` }), text: String(column[row.i] ?? "–") });
-    prompt.scrollTop = [...prompt.querySelectorAll(".turn")].at(-1)?.offsetTop - prompt.offsetTop || 0;  // the last question
+  };
+  const tellCut = () => {  // of a prompt that is longer than its place: the last question is in sight, and it is said
+    prompt.scrollTop = [...prompt.querySelectorAll(".turn")].at(-1)?.offsetTop ?? 0;
     cut.textContent = prompt.scrollHeight > prompt.clientHeight + 2 && asked.open ? "Prompt (scroll: not all of it is in sight)" : "Prompt";
   };
-  const linesOf = one => (one.turns?.map(([, said]) => `\n${said}`).join("\n") ?? one.text.replace(/\n\s*\n/g, "\n")).split("\n").reduce((sum, line) => sum + Math.ceil((line.length || 1) / 90), one.turns ? 1 : 0);
+  const linesOf = (one, wide) => (one.turns?.map(([, said]) => `\n${said}`).join("\n") ?? one.text.replace(/\n\s*\n/g, "\n")).split("\n").reduce((sum, line) => sum + Math.ceil((line.length || 1) / wide), one.turns ? 1 : 0);
   // What has the focus is often drawn anew; with the focus lost, a widget would hear no key.
   const focused = () => root.getRootNode().activeElement ?? null;
   const toList = () => (side.open ? rows : side.firstChild).focus({ preventScroll: true });
@@ -571,7 +573,7 @@ export const reader = (root, source) => {
     const names = Object.keys(row.signals).filter(key => key !== "clipped"), claim = known(row);
     if (at.signal && !names.includes(at.signal)) at.signal = names[0] ?? "";
     facts.replaceChildren();
-    spaced(facts, `${pack.update === null ? "" : `Update ${pack.update}, `}episode ${row.id} of ${pack.of}`,
+    spaced(facts, [make("b", { text: `${pack.update === null ? "E" : `Update ${pack.update}, e`}pisode ${row.id} of ${pack.of}` })],
       row.score !== null && ["score ", number(row.score)],
       row.raw !== null && row.raw !== row.score && ["raw score ", number(row.raw)],
       row.kl !== null && ["KL ", number(row.kl), " nats"], counted(row, pack), ending(row),
@@ -600,7 +602,7 @@ export const reader = (root, source) => {
     evenly.setAttribute("aria-pressed", at.ranked);
     depths = boxes.map(its => row.stored.masked?.[its.from] ? 0 : Math.max(...within(its).map(t => depth(numbers?.[t] ?? NaN, scale))));
     remap = () => drawMap(boxes, numbers, scale);
-    requestAnimationFrame(() => remap());  // with the frame's own layout: a key is answered first
+    requestAnimationFrame(() => { remap(); tellCut(); });  // with the frame's own layout: a key is answered first
     tokensOf().forEach((token, t) => {
       token.tabIndex = t ? -1 : 0;
       token.onfocus = token.onmouseenter;
@@ -619,23 +621,25 @@ export const reader = (root, source) => {
     for (const [text, by, said] of [["◀", -1, "answer before, same prompt ([)"], ["▶", 1, "next answer, same prompt (])"]])
       button(box, text, () => alongGroup(by), { ariaLabel: said, title: said });
   };
-  // Of several turns: the mean value in each, so that one sees where it fell, and a way along them.
+  // Of several turns: the value before each, and in which one most was lost: reward + next value - value is lowest there.
   let turnNow = -1, starts = [];
   const drawTurns = row => {
     starts = row.marks.filter(one => !one.world).map(one => one.at);
-    turns.hidden = starts.length < 2 || !row.signals.values;
+    turns.hidden = starts.length < 2 || !row.signals.values || !row.signals.rewards;
     turns.replaceChildren();
     if (turns.hidden) return;
     const scale = scaleFor(pack, "values"), own = (key, k) => row.signals[key].slice(starts[k], starts[k + 1]).filter((_, t) => !row.stored.masked[starts[k] + t]);
-    const means = starts.map((_, k) => moments(own("values", k))[0]), paid = k => own("rewards", k).reduce((a, b) => a + b, 0);
-    means.forEach((mean, k) => {
-      const one = button(turns, "", () => toTurn(k), { ariaLabel: `turn ${k + 1}`, title: `turn ${k + 1}: value ${exact(mean)}${row.signals.rewards ? `, rewards ${exact(paid(k))}` : ""}` });
-      make("i", { parent: one }).style.height = `${10 + 90 * depth(mean, scale)}%`;
-      one.append(k + 1);
+    const before = starts.map((_, k) => own("values", k)[0]), paid = starts.map((_, k) => own("rewards", k).reduce((a, b) => a + b, 0));
+    const known = starts.length - (["terminated", "max_turns"].includes(row.reason) ? 0 : 1);  // what comes after a truncated end is not
+    const gains = before.slice(0, known).map((v, k) => paid[k] + (before[k + 1] ?? 0) - v), [most, next] = [...gains.keys()].sort((a, b) => gains[a] - gains[b]);
+    before.forEach((v, k) => {
+      const one = button(turns, "", () => toTurn(k), { ariaLabel: `turn ${k + 1}`, title: `turn ${k + 1}: value before it ${exact(v)}, rewards ${exact(paid[k])}` });
+      make("i", { parent: one }).style.height = `${10 + 90 * depth(v, scale)}%`;
+      make(k === most && gains[k] < 0 ? "b" : "span", { parent: one, text: k + 1 });
     });
-    const ends = [...means, ...row.score === null ? [] : [row.score]], falls = ends.map((x, k) => k ? x - ends[k - 1] : 0), most = falls.indexOf(Math.min(...falls));
-    part("span", turns, "legend", { text: falls[most] < 0.1 * (scale.low - scale.high) ? `Value by turn: it falls most after turn ${most}, ${shown(ends[most - 1])} → ${shown(ends[most])}${most < means.length ? "" : ", the score"}`
-      : "Value by turn: it falls nowhere by much" });
+    const also = gains[next] < 0.8 * gains[most] ? `, and turn ${next + 1} nearly as much (${shown(gains[next])})` : "";
+    part("span", turns, "legend", { title: "reward + next value − value", text: !(gains[most] < 0.1 * (scale.low - scale.high)) ? "Value before each turn: no turn cost much"
+      : `Value before each turn: turn ${most + 1} cost most, ${shown(before[most])} → ${shown((before[most + 1] ?? 0) + paid[most])}${also}` });
   };
   const toTurn = k => {
     if (turns.hidden) return;
@@ -655,8 +659,9 @@ export const reader = (root, source) => {
     if (strips.length) spaced(make("div", { parent: legend, text: "Beneath, from the top: " }), ...strips.map(key => scaled(key, `${nameOf(key)} `)));
     if (!at.signal) return;
     const rows = (pack.rows.some(row => row.signals.clipped) && at.signal === "ratio - 1" ? " A line above: clipped." : "")
-      + (current().stored.masked?.includes(1) ? " Grey: masked." : "");
-    legend.prepend(...scaled(at.signal, tried() ? `${WAYS[at.seen]}: ` : ""), at.ranked ? `; by rank.${rows}` : `; ${100 * FULL} % of this update is paler.${rows}`);
+      + (current().stored.masked?.includes(1) && !current().marks.length ? " Grey: masked." : "");
+    legend.prepend(...scaled(at.signal, tried() ? `${WAYS[at.seen]}: ` : ""), at.ranked ? ` by rank.${rows}` : `${rows && "."}${rows}`);
+    legend.title = at.ranked ? "" : `${100 * FULL} % of this update is paler than full colour`;
   };
 
   // The lines that hold most, beside the text: as high as the text, or as the window.
@@ -666,17 +671,18 @@ export const reader = (root, source) => {
   const drawMap = (boxes, numbers, scale) => {
     map.replaceChildren();
     if (!text.offsetHeight) return;  // not in sight yet
-    const whole = text.getBoundingClientRect(), lines = new Map();
-    map.style.height = `${text.clientHeight}px`;
+    const start = text.getBoundingClientRect().top - text.scrollTop, tall = text.scrollHeight / 100, lines = new Map();
+    const seen = text.clientHeight;
     tokensOf().forEach((token, i) => {
       const { top, height } = token.getBoundingClientRect(), line = Math.round(top / 6), known = lines.get(line);
       if (!known || depths[i] > depths[known.i]) lines.set(line, { i, top, height });
     });
     for (const { i, top, height } of lines.values()) {
       const mark = make("i", { parent: map, onclick: () => toToken(i) }), t = within(boxes[i]).find(t => depth(numbers?.[t] ?? NaN, scale) === depths[i]);
-      Object.assign(mark.style, { top: `${100 * (top - whole.top + text.scrollTop) / text.scrollHeight}%`, height: `${100 * height / text.scrollHeight}%`,
+      Object.assign(mark.style, { top: `${(top - start) / tall}%`, height: `${height / tall}%`,
         backgroundColor: numbers && t !== undefined ? tint(numbers[t], scale) : "" });
     }
+    map.style.height = `${seen}px`;
   };
   const toLarge = () => {
     const from = tokenAt() + 1, order = [...depths.keys()].map(i => (from + i) % depths.length);
@@ -731,12 +737,15 @@ export const reader = (root, source) => {
     inSight(make("tbody", { parent: table }), lines, SIGHT, lineOf, () => focused()?.onfocus?.());
   };
   const drawKeys = () => {
-    const kept = make("dl", { parent: panel });
-    for (const [key, does] of [...KEYS, ...WORDS]) { make("dt", { parent: kept, text: key }); make("dd", { parent: kept, text: does }); }
+    for (const [title, told] of [["Keys", KEYS], ["Words", WORDS]]) {
+      make("h2", { parent: panel, text: title });
+      const kept = make("dl", { parent: panel });
+      for (const [key, does] of told) { make("dt", { parent: kept, text: key }); make("dd", { parent: kept, text: does }); }
+    }
   };
-  const WAYS = { before: "as stored", after: "with other settings", difference: "with other settings minus as stored" };
-  const tried = () => {  // the update with other settings, while they are chosen
-    if (at.panel !== "what" || !basis() || !pack.asks && !at.recipe) return null;
+  const WAYS = { before: "as stored", after: "hypothetical", difference: "hypothetical minus stored" };
+  const tried = () => at.panel === "what" && basis() && at.recipe ? attempt() : null;  // while other settings are chosen
+  const attempt = () => {
     const key = JSON.stringify(at.recipe);
     if (pack.tried?.key !== key) pack.tried = { key, all: whatIf(given(pack), { ...basis(), ...at.recipe }) };
     return pack.tried.all;
@@ -831,7 +840,7 @@ export const reader = (root, source) => {
       make("p", { parent: answer, text: `Nothing is changed. ${pack.told}` });
       return;
     }
-    const all = tried(), made = all[row.i], before = row.signals;
+    const all = attempt(), made = all[row.i], before = row.signals;
     const after = signalsOf(row, made, recipe);
     const fits = pack.rows.every((one, i) => ["rewards", "advantages", "returns"].every(key =>
       one.signals[key].every((x, t) => Math.abs(x - all[i][key][t]) < 1e-4)));
@@ -859,8 +868,8 @@ export const reader = (root, source) => {
     if (mine !== turn || at.panel !== "same") return;
     wait.remove();
     const scores = here.map(([, one]) => one.score).filter(Number.isFinite), best = Math.max(...scores), worst = Math.min(...scores);
-    for (const [i, one, its] of [...here, ...others]) {
-      const card = part("article", box, one === row ? "card this" : "card"), head = make("h3", { parent: card });
+    for (const [i, one, its] of here.length + others.length > 1 ? [...here, ...others] : []) {
+      const card = part("article", box, one === row ? "card this" : "card"), head = make("h2", { parent: card });
       const where = source.updates[i];
       button(head, `${where.run ? where.runName + ", " : ""}update ${where.name}, episode ${one.id}`,
         () => go({ update: i, row: one.id, ...UNFILTERED }), { disabled: one === row || Boolean(where.run) });
@@ -871,7 +880,7 @@ export const reader = (root, source) => {
         one === row ? null : changed(one.pieces.map(x => x.trim()), row.pieces.map(x => x.trim())));
     }
     if (completed.length) {
-      make("h3", { parent: panel, text: "Completions of this prompt" });
+      make("h2", { parent: panel, text: "Completions of this prompt" });
       for (const one of completed) {
         const line = make("p", { parent: panel, text: `${one.table}: ` });
         judged(make("bdi", { parent: line }), one.answer || "(nothing)", row.prompt);
