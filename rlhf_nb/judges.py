@@ -207,7 +207,7 @@ class Answers:
         "The ids of the prompts, and the tokens of the answers behind them."
         rows, starts = [*self.ids], [len(row) - n for row, n in zip(self.ids, self.lengths)]
         if not rows:
-            options = self.settings or [{}] * len(self.texts)
+            options = [dict(x, by_policy=True) for x in self.settings or [{}] * len(self.texts)]
             parts = zip(self.given, self.texts, self.stopped, options, strict=True)
             encoded = encode(
                 [marked_pair(p, a, tokenizer, end, **more) for p, a, end, more in parts], tokenizer
