@@ -54,7 +54,7 @@ from rlhf_nb.training.model_loading import (
 )
 from .training.prompts import rows_of
 from .training.reporting import hub_name
-from .training.sealed import SealedTrainer
+from .training.sealed import SealedTrainer, warn_of_router
 from rlhf_nb.training.supervised import (
     SupervisedConfig,
     answer_ids,
@@ -350,6 +350,7 @@ class RewardTrainer(SealedTrainer):
         check_single(model, peft_config)
         scorer = fit_embeddings(load_reward_model(model, args.seed, **options), tokenizer)
         scorer = check_head(add_adapter(scorer, peft_config, args.seed), "reward model")
+        warn_of_router(scorer, type(self).__name__)
 
         def encode(data: Any) -> Any:
             rows = encode_pairs(data, tokenizer, args.max_length, args.dataset_num_proc)

@@ -40,15 +40,15 @@ PAIRS = dict(prompt=["ab"] * 4, chosen=["c"] * 4, rejected=["d"] * 4)
 # ---- Runs that diverge ----
 
 
-def sft(letters, small_args, **changes):
-    policy = tiny_policy(letters, 0, **SIZES)
+def sft(letters, small_args, policy=None, **changes):
+    policy = policy or tiny_policy(letters, 0, **SIZES)
     rows = Dataset.from_dict(dict(prompt=["ab"] * 4, completion=["c"] * 4))
     args = small_args(SFTConfig, max_steps=3, **changes)
     return SFTTrainer(policy, args, rows, processing_class=letters)
 
 
-def reward(letters, small_args, **changes):
-    scorer = scorer_from(tiny_policy(letters, 0, **SIZES), 0)
+def reward(letters, small_args, policy=None, **changes):
+    scorer = scorer_from(policy or tiny_policy(letters, 0, **SIZES), 0)
     args = small_args(RewardConfig, max_steps=3, **changes)
     return RewardTrainer(scorer, args, Dataset.from_dict(PAIRS), processing_class=letters)
 
@@ -328,6 +328,20 @@ def test_a_router_without_its_loss_is_named(letters, small_args, caplog):
     args, model = small_args(SFTConfig, max_steps=1), small_model("glm4_moe", **sizes)
     SFTTrainer(model, args, rows, processing_class=letters).train()
     assert "Glm4MoeForCausalLM returns no aux_loss: nothing balances its experts" in caplog.text
+
+
+# catches: a coefficient that PPO and reward training do not read, without a word; a warning of SFT's
+def test_a_router_loss_that_no_trainer_adds_is_named(letters, small_args, ppo, caplog):
+    experts = dict(num_local_experts=4, num_experts_per_tok=2, num_key_value_heads=2, head_dim=8)
+    for on in (False, True):
+        model = small_model("mixtral", output_router_logits=on, router_aux_loss_coef=0.5, **experts)
+        sft(letters, small_args, policy=model)
+        assert "adds no loss of a router" not in caplog.text
+        reward(letters, small_args, policy=model).train()
+        ppo(model=model).step()
+    for name in ("RewardTrainer", "PPOTrainer"):
+        said = f"{name} adds no loss of a router: nothing balances its experts. Set it to False."
+        assert caplog.text.count(said) == 1
 
 
 # catches: an evaluation that draws from the generator of dropout and of the order of the rows

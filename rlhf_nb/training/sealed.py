@@ -94,6 +94,14 @@ def check_finite(loss: Tensor, model: nn.Module, with_gradients: bool, step: int
         )
 
 
+def warn_of_router(model: nn.Module, trainer: str) -> None:
+    "Log it where a config asks for a loss of a router, for a trainer that adds none."
+    configs = (getattr(part, "config", None) for part in model.modules())
+    if any(getattr(config, "output_router_logits", False) for config in configs):
+        why = f"{trainer} adds no loss of a router: nothing balances its experts"
+        logger.warning_once(f"output_router_logits is set and {why}. Set it to False.")
+
+
 def largest(accelerator: Any, number: int) -> int:
     "The largest of the ranks' numbers."
     return int(accelerator.gather(torch.tensor([number], device=accelerator.device)).max())
