@@ -399,14 +399,8 @@ class Judges:
         if self.ensemble is not None and self.ensemble.center == "group":
             members = torch.stack([scores[name] for name in self.members])
             return group_centers(members, self.ensemble.group)
-        answers = Answers(
-            r.prompts,
-            r.responses,
-            [True] * len(r),
-            columns=r.columns,
-            conversations=r.conversations,
-            settings=r.settings,
-        )
+        given = r.columns, r.conversations, r.settings
+        answers = Answers(r.prompts, r.responses, [True] * len(r), *given)
         centers = self.known_centers(answers, tokenizer)
         return None if centers is None else centers.to(r.mask.device)
 

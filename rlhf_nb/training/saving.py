@@ -66,8 +66,7 @@ def load_pair(pair: PolicyAndValue, folder: Path) -> None:
         load_weights(pair.value, folder / "value")
 
 
-# of transformers, which on loading set the pad token's row of the embedding to 0, even of a tied head
-PAD_ROW_LOST = {"youtu"}
+PAD_ROW_LOST = {"youtu"}  # models that transformers loads with 0 in that row of the embedding
 
 
 def keep_pad_row(folder: Path) -> None:
@@ -173,9 +172,8 @@ def merge_rollouts(parts: Sequence[Rollout]) -> Rollout:
         given = [x for r in parts if (x := getattr(r, name)) is not None]
         if not given or (len(given) < len(parts) and not given[0].is_floating_point()):
             return None
-        left, width = name.startswith("prompt"), response
-        if name in BESIDE:
-            width = max(x.shape[1] for x in given)
+        left = name.startswith("prompt")
+        width = max(x.shape[1] for x in given) if name in BESIDE else response
 
         def pad_to_widest(r: Rollout) -> Tensor:
             if (x := getattr(r, name)) is None:
