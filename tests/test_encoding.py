@@ -844,9 +844,8 @@ def test_what_a_template_wants_of_a_turn(tokenizers):
         render([*TWO[:1], thinks], tokenizer)
     tokenizer.chat_template = EACH.replace("SAYS", "{{ m.reasoning_content }}{{ m.content }}")
     assert "<assistant>hmA model." in render([*TWO[:1], thinks], tokenizer)
-    tokenizer.chat_template = EACH.replace(
-        "SAYS", "{% for x in m.content %}{{ x.text }}{% endfor %}"
-    )
+    parts = "{% for x in m.content %}{{ x.text }}{% endfor %}"
+    tokenizer.chat_template = EACH.replace("SAYS", parts)
     assert "Who are you?<|im_end|><assistant>A model." in render(ONE, tokenizer)
     tokenizer.chat_template = NO_SYSTEM + CHATML
     for i, talk in enumerate((TALKS["a system turn"], [ONE[0], *TWO[2:]])):

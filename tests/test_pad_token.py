@@ -17,14 +17,9 @@ from rlhf_nb.scoring import score_texts
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.training.prompts import read_prompts
 
-HEADS = dict(num_key_value_heads=2, q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=8)
-HEADS |= dict(qk_rope_head_dim=8, v_head_dim=8)  # which Youtu has
 TEXTS = dict(prompt=["abc", "b", "cde"] * 4, completion=["jj", "fefe", "a"] * 4)
-PAIRS = dict(
-    prompt=["abc", "b", "cde"] * 4,
-    chosen=["jj", "fefef", "a"] * 4,
-    rejected=["abab", "d", "ghi"] * 4,
-)
+PAIRS = dict(chosen=["jj", "fefef", "a"] * 4, rejected=["abab", "d", "ghi"] * 4)
+PAIRS["prompt"] = TEXTS["prompt"]
 
 
 def words_of(letters, pad):
@@ -36,7 +31,7 @@ def words_of(letters, pad):
 
 def small(family, pad):
     "The same weights whatever the pad id, which torch's embedding is told, as in a saved model."
-    model = small_model(family, pad_token_id=None, initializer_range=0.3, **HEADS)
+    model = small_model(family, pad_token_id=None, initializer_range=0.3, num_key_value_heads=2)
     model.config.pad_token_id = model.get_input_embeddings().padding_idx = pad
     return model
 
@@ -71,10 +66,8 @@ def trained(letters, small_args, ppo):
 
 def apart(one, other):
     "The largest difference of two runs, in what they logged."
-    pairs = [
-        (untimed(a), untimed(b))
-        for a, b in zip(one.state.log_history, other.state.log_history, strict=True)
-    ]
+    logs = zip(one.state.log_history, other.state.log_history, strict=True)
+    pairs = [(untimed(a), untimed(b)) for a, b in logs]
     assert len(pairs) >= 3 and all(a.keys() == b.keys() for a, b in pairs)
     names = {"loss", "grad_norm", "loss/policy_avg", "loss/value_avg", "objective/rlhf_reward"}
     numbers = [abs(a[name] - b[name]) for a, b in pairs for name in names & a.keys()]
@@ -135,18 +128,12 @@ def test_given_ids_without_a_mask_are_all_real_where_the_pad_token_is_the_stop_t
     assert read_prompts(dict(input_ids=[[0, 2, 3]]), letters)[1] == [[2, 3]]
 
 
+STOPS = [{}, dict(stop_token="eos"), dict(stop_token_id=5), dict(stop_token_id=0)]
+STOPS += [dict(stop_strings=["b"])]
+
+
 # catches: a mask from ids, which loses the stop token, or counts the padding behind it
-@pytest.mark.parametrize(
-    "how",
-    [
-        {},
-        dict(stop_token="eos"),
-        dict(stop_token_id=5),
-        dict(stop_token_id=0),
-        dict(stop_strings=["b"]),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("how", STOPS, ids=str)
 def test_a_rollout_ends_at_its_first_stop_token_whatever_pads(ppo, letters, how):
     pad = "<pad>" if how.get("stop_token_id") == 0 else "<eos>"
     trainer = ppo(parts=dict(processing_class=words_of(letters, pad)), **how)
