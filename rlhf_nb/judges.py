@@ -207,7 +207,7 @@ class Answers:
         "The ids of the prompts, and the tokens of the answers behind them."
         rows, starts = [*self.ids], [len(row) - n for row, n in zip(self.ids, self.lengths)]
         if not rows:
-            options = self.settings or [{}] * len(self.texts)
+            options = [dict(x, by_policy=True) for x in self.settings or [{}] * len(self.texts)]
             parts = zip(self.given, self.texts, self.stopped, options, strict=True)
             encoded = encode(
                 [marked_pair(p, a, tokenizer, end, **more) for p, a, end, more in parts], tokenizer
@@ -399,14 +399,8 @@ class Judges:
         if self.ensemble is not None and self.ensemble.center == "group":
             members = torch.stack([scores[name] for name in self.members])
             return group_centers(members, self.ensemble.group)
-        answers = Answers(
-            r.prompts,
-            r.responses,
-            [True] * len(r),
-            columns=r.columns,
-            conversations=r.conversations,
-            settings=r.settings,
-        )
+        given = r.columns, r.conversations, r.settings
+        answers = Answers(r.prompts, r.responses, [True] * len(r), *given)
         centers = self.known_centers(answers, tokenizer)
         return None if centers is None else centers.to(r.mask.device)
 

@@ -54,7 +54,7 @@ from rlhf_nb.training.model_loading import (
 )
 from .training.prompts import rows_of
 from .training.reporting import hub_name
-from .training.sealed import SealedTrainer
+from .training.sealed import SealedTrainer, warn_of_router
 from rlhf_nb.training.supervised import (
     SupervisedConfig,
     answer_ids,
@@ -90,11 +90,8 @@ def _pair_ids(
     """Chosen and rejected, each after what is left of their prompt. Raises ValueError on a pair
     that teaches nothing."""
     if pair[0] == pair[1]:
-        _refuse(
-            number,
-            "chosen and rejected are the same, token by token",
-            "drop such rows, they teach nothing",
-        )
+        same = "chosen and rejected are the same, token by token"
+        _refuse(number, same, "drop such rows, they teach nothing")
     if starts is None:
         starts = [overlap(*pair)] * 2
         if starts[0] <= bos:
@@ -350,6 +347,7 @@ class RewardTrainer(SealedTrainer):
         check_single(model, peft_config)
         scorer = fit_embeddings(load_reward_model(model, args.seed, **options), tokenizer)
         scorer = check_head(add_adapter(scorer, peft_config, args.seed), "reward model")
+        warn_of_router(scorer, type(self).__name__)
 
         def encode(data: Any) -> Any:
             rows = encode_pairs(data, tokenizer, args.max_length, args.dataset_num_proc)
@@ -498,20 +496,12 @@ class RewardTrainer(SealedTrainer):
 
     def card(self, folder: Path) -> str:
         "The settings and the last metrics, in Markdown."
-        names = "learning_rate num_train_epochs seed max_length per_device_train_batch_size"
+        names = "learning_rate num_train_epochs seed max_length per_device_train_batch_size "
+        names += "center_rewards_coefficient"
         recipe = {name: getattr(self.args, name) for name in names.split()}
-        recipe |= dict(
-            center_rewards_coefficient=self.args.center_rewards_coefficient,
-            steps=self.state.global_step,
-        )
+        recipe |= dict(steps=self.state.global_step)
         recipe |= {f"changed {when}": what for when, what in self.changes.items()}
         results = {name: x for log in self.state.log_history for name, x in log.items()}
         adapter = hasattr(self.model, "peft_config")
-        return reward_card(
-            folder.resolve().name,
-            recipe,
-            results,
-            hub_name(self.model),
-            adapter,
-            distinct_pad_id(self.processing_class) is None,
-        )
+        name, stops = folder.resolve().name, distinct_pad_id(self.processing_class) is None
+        return reward_card(name, recipe, results, hub_name(self.model), adapter, stops)

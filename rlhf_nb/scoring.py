@@ -85,7 +85,8 @@ def score_texts(
     """The reward model's score of each answer, in the order given: texts, or conversations, through
     its own chat template. The stop token is appended where it was reached."""
     ends = [True] * len(answers) if stopped is None else stopped
-    given = zip(prompts, answers, ends, settings or [{}] * len(answers), strict=True)
+    own = [dict(x, by_policy=stopped is not None) for x in settings or [{}] * len(answers)]
+    given = zip(prompts, answers, ends, own, strict=True)
     rows = [marked_pair(p, a, tokenizer, end, **options) for p, a, end, options in given]
     return score_marked(model, tokenizer, rows, batch_size, max_length)
 

@@ -4,6 +4,7 @@ the tokenizers and templates that people bring."""
 import copy
 import json
 import re
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from rlhf_nb.base.encoding import (
     render,
     template_settings,
 )
+from rlhf_nb.judges import Answers
 from rlhf_nb.judging import RewardModelJudge
 from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import encode_pairs
@@ -145,6 +147,7 @@ TEMPLATES = {
 }
 
 
+one = lambda **row: Dataset.from_list([row])
 ONE = [turn("user", "Who are you?"), turn("assistant", "A model.")]
 TWO = [*ONE, turn("user", "Is it late?"), turn("assistant", "There you are")]
 TALKS = {
@@ -240,13 +243,9 @@ def test_a_conversation_has_the_same_ids_everywhere(tokenizers):
             begins = len(ids) - len(spoken(ids, labels)[-1])
             assert of_sft["labels"][i] == [-100] * begins + ids[begins:], (name, style)
             kept = of_ppo["prompt_mask"][i]
-            if not encode([marked_pair(**renamed(pairs[i]), tokenizer=tokenizer)], tokenizer)[0][2]:
+            if not encode([marked_pair(*pairs[i].values(), tokenizer)], tokenizer)[0].merged:
                 assert of_ppo["prompt_ids"][i][kept].tolist() == ids[:begins], (name, style)
     assert tried >= 200, tried
-
-
-def renamed(pair):
-    return dict(prompt=pair["prompt"], answer=pair["completion"])
 
 
 # catches: a tokenizer that is called where BOS, EOS and what a template wrote are not known
@@ -356,10 +355,8 @@ def test_a_mark_that_is_not_eos_is_logged(tokenizers, ppo, letters, monkeypatch)
     )
     encode_rows(Dataset.from_dict(dict(messages=[talk])), tokenizer, assistant_only=True)
     encode_pairs(Dataset.from_dict(pair), tokenizer)
-    assert ["ends a turn by '<end>', and the tokenizer's EOS is '<eos>'" in x for x in said] == [
-        True,
-        True,
-    ]
+    ends = "ends a turn by '<end>', and the tokenizer's EOS is '<eos>'"
+    assert len(said) == 2 and all(ends in x for x in said)
     data = Dataset.from_dict(dict(prompt=pair["prompt"]))
     how = dict(data=data, parts=dict(processing_class=tokenizer), resize_embeddings=True)
     mark = tokenizer.convert_tokens_to_ids("<end>")
@@ -381,7 +378,7 @@ def test_a_whole_conversation_ends_as_its_pair_does(tokenizers):
     whole = dict(chosen=ONE, rejected=[*ONE[:1], *other])
     pairs = [encode_pairs(Dataset.from_list([row]), tokenizer)[0] for row in (apart, whole)]
     assert pairs[0] == pairs[1]
-    of_sft = encode_rows(Dataset.from_list([dict(messages=ONE)]), tokenizer)["input_ids"][0]
+    of_sft = encode_rows(one(messages=ONE), tokenizer)["input_ids"][0]
     assert of_sft == pairs[0]["chosen_ids"]
     assert tokenizer.decode(of_sft).endswith("A model.<end_of_turn><|im_end|>")
 
@@ -457,7 +454,7 @@ def test_settings_that_are_wrong_are_named():
 def test_prompts_and_answers_are_joined(tokenizers):
     tokenizer = with_template(tokenizers, CHATML)
     begun = [*ONE[:1], turn("assistant", "A")]
-    data = Dataset.from_list([dict(prompt=begun, completion=[turn("assistant", " model.")])])
+    data = one(prompt=begun, completion=[turn("assistant", " model.")])
     every, last = (encode_rows(data, tokenizer, assistant_only=x)[0] for x in (True, False))
     said = tokenizer.decode(spoken(every["input_ids"], every["labels"])[0])
     assert every == last and said == " model.<|im_end|>"
@@ -563,13 +560,13 @@ def test_a_token_of_both_is_the_answers(tokenizers, monkeypatch):
     said: list[str] = []
     monkeypatch.setattr(supervised.logger, "warning", said.append)
     tokenizer = tokenizers["metaspace, first"]
-    data = Dataset.from_list([dict(prompt="It is (", completion="yes) no")])
+    data = one(prompt="It is (", completion="yes) no")
     row = encode_rows(data, tokenizer)[0]
     joint = encode_prompts(["It is (yes) no"], tokenizer)[0]
     assert row["input_ids"] == [*joint, tokenizer.eos_token_id]
     learned = tokenizer.decode(spoken(row["input_ids"], row["labels"])[0])
     assert learned == "(yes) no<|im_end|>" and "in 1 of 1 rows the answer begins inside" in said[0]
-    encode_rows(Dataset.from_list([dict(prompt="It is", completion=" (yes) no")]), tokenizer)
+    encode_rows(one(prompt="It is", completion=" (yes) no"), tokenizer)
     assert len(said) == 1
 
 
@@ -632,7 +629,7 @@ def test_what_a_policy_goes_on_from(tokenizers):
 def test_given_ids_and_their_masks(tokenizers):
     tokenizer = tokenizers["byte-level"]
     labels = lambda only=None, **given: encode_rows(
-        Dataset.from_list([dict(input_ids=[5, 6, 7], **given)]), tokenizer, completion_only=only
+        one(input_ids=[5, 6, 7], **given), tokenizer, completion_only=only
     )["labels"][0]
     assert labels(attention_mask=[1, 1, 0]) == [5, 6, -100]
     assert labels(attention_mask=[0, 1, 1]) == [6, 7]  # in front it would move the row
@@ -672,8 +669,7 @@ def test_turns_of_the_older_form_are_the_same_turns(tokenizers):
     talk = [turn("system", "Be brief"), *TWO]
     older = [{"from": known[x["role"]], "value": x["content"]} for x in talk]
     rows = [
-        encode_rows(Dataset.from_list([dict(conversations=x)]), tokenizer, assistant_only=True)[0]
-        for x in (talk, older)
+        encode_rows(one(conversations=x), tokenizer, assistant_only=True)[0] for x in (talk, older)
     ]
     assert rows[0] == rows[1] and -100 in rows[0]["labels"]
 
@@ -735,9 +731,7 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
     wanted = score_texts(trainer.reward_model, other, *given, **how)
     torch.testing.assert_close(torch.tensor(found.scores), wanted)
     other.chat_template = "{{ raise_exception('h') if messages[0].content == 'h' }}" + CHATML
-    with pytest.raises(
-        ValueError, match="prompt 7 for the reward model: the chat_template refuses"
-    ):
+    with pytest.raises(ValueError, match="prompt 7 for the reward model: the chat_temp.* refuses"):
         ppo(scorer(other), data=data, parts=parts)
 
 
@@ -792,31 +786,22 @@ def called(arguments, content=None):
 
 MUTE = {"Phi 3": 1, "Gemma 3": 1, "DeepSeek R1": 1}  # write no calls
 blocks = lambda *texts: [dict(type="text", text=x) for x in texts]
+CALLS_ALONE = MUTE | {"Llama 3": 1, "gpt-oss": 1}
+IN_BLOCKS = [turn("user", blocks("Who are ", "you?")), turn("assistant", blocks("A", " model."))]
 GIVEN = dict(a=2, b=None, c="d")
-FORMS = (
-    {  # a conversation, and what must be read of it; behind it, who cannot
-        "plain": (TALKS["a system turn"], ["Be brief.", *(x["content"] for x in TWO)], {}),
-        "blanks": ([turn("system", " \n"), ONE[0], turn("assistant", "")], ["Who are you?"], {}),
-        "thoughts": ([ONE[0], turn("assistant", "<think>no</think>yes"), *TWO[2:]], ["yes"], {}),
-        "blocks": (
-            [turn("user", blocks("Who are ", "you?")), turn("assistant", blocks("A", " model."))],
-            ["Who are you?", "A model."],
-            {},
-        ),
-        "tool blocks": ([*ONE, turn("tool", blocks("noon"))], ["noon"], {"Phi 3": 2}),
-        "an object": (called(GIVEN), ["clock", GIVEN], MUTE),
-        "JSON": (called(json.dumps(GIVEN)), ["clock", GIVEN], MUTE),
-        "text beside a call": (
-            called(GIVEN, "Is it late?"),
-            ["Is it late?", "clock"],
-            MUTE | {"Llama 3": 1, "gpt-oss": 1},
-        ),
-    }
-    | {
-        role: ([turn(role, "no"), *ONE], ["no"], {x: 0 for x in STYLES if role not in STYLES[x]})
-        for role in ("human", "gpt", "model", "User", "developer")
-    }
-)
+FORMS = {  # a conversation, and what must be read of it; behind it, who cannot
+    "plain": (TALKS["a system turn"], ["Be brief.", *(x["content"] for x in TWO)], {}),
+    "blanks": ([turn("system", " \n"), ONE[0], turn("assistant", "")], ["Who are you?"], {}),
+    "thoughts": ([ONE[0], turn("assistant", "<think>no</think>yes"), *TWO[2:]], ["yes"], {}),
+    "blocks": (IN_BLOCKS, ["Who are you?", "A model."], {}),
+    "tool blocks": ([*ONE, turn("tool", blocks("noon"))], ["noon"], {"Phi 3": 2}),
+    "an object": (called(GIVEN), ["clock", GIVEN], MUTE),
+    "JSON": (called(json.dumps(GIVEN)), ["clock", GIVEN], MUTE),
+    "text beside a call": (called(GIVEN, "Is it late?"), ["Is it late?", "clock"], CALLS_ALONE),
+}
+for role in ("human", "gpt", "model", "User", "developer"):
+    mute = {x: 0 for x in STYLES if role not in STYLES[x]}
+    FORMS[role] = ([turn(role, "no"), *ONE], ["no"], mute)
 
 
 # catches: a turn, a text or a call that is lost without a word (or found since "no" is elsewhere);
@@ -859,16 +844,13 @@ def test_what_a_template_wants_of_a_turn(tokenizers):
         render([*TWO[:1], thinks], tokenizer)
     tokenizer.chat_template = EACH.replace("SAYS", "{{ m.reasoning_content }}{{ m.content }}")
     assert "<assistant>hmA model." in render([*TWO[:1], thinks], tokenizer)
-    tokenizer.chat_template = EACH.replace(
-        "SAYS", "{% for x in m.content %}{{ x.text }}{% endfor %}"
-    )
+    parts = "{% for x in m.content %}{{ x.text }}{% endfor %}"
+    tokenizer.chat_template = EACH.replace("SAYS", parts)
     assert "Who are you?<|im_end|><assistant>A model." in render(ONE, tokenizer)
     tokenizer.chat_template = NO_SYSTEM + CHATML
     for i, talk in enumerate((TALKS["a system turn"], [ONE[0], *TWO[2:]])):
         role = talk[i]["role"]
-        with pytest.raises(
-            ValueError, match=f"refuses turn {i} of role '{role}' .*: they alternate"
-        ):
+        with pytest.raises(ValueError, match=f"refuses turn {i} of role '{role}' .*: they alt"):
             render(talk, tokenizer)
 
 
@@ -891,25 +873,21 @@ def cut(talk):
     return [talk[0], turn("assistant", talk[1]["content"][:1])]
 
 
+THOUGHT_OF = "<think>\nhm\n</think>\n\nA model."
 DOORS = {
-    "SFT": lambda t, talk: encode_rows(Dataset.from_list([dict(messages=talk)]), t)[:],
-    "answers": lambda t, talk: encode_rows(
-        Dataset.from_list([dict(messages=talk)]), t, assistant_only=True
-    )[:],
-    "completions": lambda t, talk: encode_rows(
-        Dataset.from_list([dict(prompt=talk[:1], completion=talk[1:])]), t
-    )[:],
+    "SFT": lambda t, talk: encode_rows(one(messages=talk), t)[:],
+    "answers": lambda t, talk: encode_rows(one(messages=talk), t, assistant_only=True)[:],
+    "completions": lambda t, talk: encode_rows(one(prompt=talk[:1], completion=talk[1:]), t)[:],
     "pairs": lambda t, talk: encode_pairs(
-        Dataset.from_list([dict(prompt=talk[:1], chosen=talk[1:], rejected=cut(talk)[1:])]), t
+        one(prompt=talk[:1], chosen=talk[1:], rejected=cut(talk)[1:]), t
     )[:],
-    "whole pairs": lambda t, talk: encode_pairs(
-        Dataset.from_list([dict(chosen=talk, rejected=cut(talk))]), t
-    )[:],
+    "whole pairs": lambda t, talk: encode_pairs(one(chosen=talk, rejected=cut(talk)), t)[:],
     "PPO": lambda t, talk: collate_prompts([dict(prompt=talk[:1])], t)["prompt"],
-    "scores": lambda t, talk: score_texts(scorer(t), t, [talk[:1]], ["no"]).tolist(),
+    "scores": lambda t, talk: score_texts(scorer(t), t, [talk[:1]], [talk[1:]]).tolist(),
     "judge": lambda t, talk: RewardModelJudge(scorer(t), t)(
-        ["?"], [("no", "yes")], conversations=[talk[:1]]
+        ["?"], [("no", THOUGHT_OF)], conversations=[talk[:1]]
     ),
+    "tokens": lambda t, talk: Answers([""], [THOUGHT_OF], [1], {}, [talk[:1]]).split_tokens(t)[0],
 }
 
 
@@ -917,9 +895,41 @@ DOORS = {
 @pytest.mark.parametrize("door", DOORS)
 def test_no_door_loses_a_turn(door, tokenizers):
     tokenizer, read = styled(tokenizers, "Qwen 2.5"), DOORS[door]
-    assert read(tokenizer, FORMS["blocks"][0]) == read(tokenizer, ONE)
+    assert read(tokenizer, IN_BLOCKS) == read(tokenizer, ONE)
     with pytest.raises(ValueError, match="turn 0 of role 'human' .* such as 'user'"):
         read(tokenizer, [turn("human", "Is it late?"), ONE[1]])
+
+
+WITHIN = "{{ m.content.split('</think>')[0].split('<think>')[-1].strip('\n') }}"
+IF_ANY = "{% set c = m.content %}{% if '</think>' in c %}{% set c = c.split('</think>') | last %}"
+THINKERS = [  # what is written of a turn: of the last answer no thoughts, and by the last two all
+    ANSWER,
+    IF_ANY + "{% endif %}{{ c | trim }}",
+    "{{ m.content.split('</think>\n\n') | last }}",
+    "{{ m.content.split('<think>')[0] }}" + ANSWER,
+    WITHIN,
+    "{% if loop.last %}{{ m.content }}{% else %}" + ANSWER + "{% endif %}",
+    "<think>" + WITHIN + "</think>" + ANSWER,
+]
+
+
+# catches: a part of the last answer, or of a question, that is lost without a word at one door, or by
+# one way to cut; thoughts refused that are read, those of earlier answers, or of what a policy wrote
+@pytest.mark.parametrize("says", THINKERS)
+def test_thoughts_in_a_text_are_read_or_named(says, tokenizers):
+    tokenizer = with_template(tokenizers, EACH.replace("SAYS", says))
+    talk, read = [ONE[0], turn("assistant", THOUGHT_OF)], says in THINKERS[-2:]
+    wrong = pytest.raises(ValueError, match="turn 1 of role 'assistant' says .*without thoughts")
+    for door, give in DOORS.items():
+        with nullcontext() if read or door in ("PPO", "judge", "tokens") else wrong:
+            give(tokenizer, talk)
+    assert ("hm" in render([*talk, *TWO[2:]], tokenizer)) == (WITHIN in says)
+    for marks in ("<>", "[]", "\u25c1\u25b7") if not read else ():
+        swap = str.maketrans("<>", marks)
+        tokenizer.chat_template = EACH.replace("SAYS", says.translate(swap))
+        asks = turn("user", "Who <think><b>are</b></think>\n\n you?".translate(swap))
+        with pytest.raises(ValueError, match="turn 0 of role 'user' says"):
+            render([asks], tokenizer)
 
 
 # catches: a template refused that would refuse a mark in place of a text; a run refused whose
@@ -933,7 +943,7 @@ def test_what_is_read_is_not_refused(tokenizers):
     last += "'assistant' %} {{ m.content + eos_token }}{% endif %}"
     tokenizer.chat_template = "{% for m in messages %}" + last + "{% endfor %}"
     talk = TALKS["a system turn"]
-    prompts.warn_of_turns(Dataset.from_list([dict(prompt=talk[:2])]), tokenizer, [1])
+    prompts.warn_of_turns(one(prompt=talk[:2]), tokenizer, [1])
     assert "Be brief.Who are you?" in prompt_text(talk[:2], tokenizer)
     with pytest.raises(ValueError, match="turn 0 of role 'system'"):
         render(talk, tokenizer)

@@ -335,15 +335,11 @@ def test_a_folder_is_what_was_trained(family, kind, letters, small_args, tmp_pat
         return
     trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
-    before, again = (
-        logits(load(tmp_path / "base")),
-        load(tmp_path / ("base" if adapter else "saved")),
-    )
+    before = logits(load(tmp_path / "base"))
+    again = load(tmp_path / ("base" if adapter else "saved"))
     if adapter:
         again = PeftModel.from_pretrained(again, tmp_path / "saved")
     wanted, found = logits(trainer.model), logits(again)
-    if family == "youtu":  # transformers sets its pad token's row, which is the head's too, to 0
-        before, wanted, found = before[:, 1:], wanted[:, 1:], found[:, 1:]
     assert (found - wanted).abs().max() <= 1e-6 * wanted.abs().max().clamp(min=1)
     assert not torch.equal(wanted, before)
 

@@ -34,21 +34,22 @@ from rlhf_nb.trainer import PPOConfig
 from rlhf_nb.training.completions import complete
 from rlhf_nb.training.model_loading import tiny_policy
 
+EXPERTS = dict(num_local_experts=4, num_experts_per_tok=2, num_key_value_heads=2, head_dim=8)
 PAIRS = dict(prompt=["ab"] * 4, chosen=["c"] * 4, rejected=["d"] * 4)
 
 
 # ---- Runs that diverge ----
 
 
-def sft(letters, small_args, **changes):
-    policy = tiny_policy(letters, 0, **SIZES)
+def sft(letters, small_args, policy=None, **changes):
+    policy = policy or tiny_policy(letters, 0, **SIZES)
     rows = Dataset.from_dict(dict(prompt=["ab"] * 4, completion=["c"] * 4))
     args = small_args(SFTConfig, max_steps=3, **changes)
     return SFTTrainer(policy, args, rows, processing_class=letters)
 
 
-def reward(letters, small_args, **changes):
-    scorer = scorer_from(tiny_policy(letters, 0, **SIZES), 0)
+def reward(letters, small_args, policy=None, **changes):
+    scorer = scorer_from(policy or tiny_policy(letters, 0, **SIZES), 0)
     args = small_args(RewardConfig, max_steps=3, **changes)
     return RewardTrainer(scorer, args, Dataset.from_dict(PAIRS), processing_class=letters)
 
@@ -88,9 +89,7 @@ def test_what_ppo_refuses_leaves_no_gradient(ppo):
     r = trainer.advantages(trainer.score(trainer.rollout(["ab", "c", "de", "f"] * 2)))
     before = copy.deepcopy(trainer.model.state_dict())
     spoilt = r.with_(advantages=r.advantages.masked_fill(r.mask, math.nan))
-    with pytest.raises(
-        FloatingPointError, match="update 0, micro-batch 1 of 2 is nan: nothing was"
-    ):
+    with pytest.raises(FloatingPointError, match="update 0, micro-batch 1 of 2 is nan: nothing"):
         trainer.update(spoilt)
     assert all(torch.equal(x, before[name]) for name, x in trainer.model.state_dict().items())
     assert math.isfinite(trainer.update(r)["policy/grad_norm"])
@@ -181,13 +180,9 @@ def test_prompts_begin_as_their_tokenizer_says(ppo, letters, small_args):
     assert rows == [[11, 2, 3], [11, 4], [11, 5, 6], [11, 7]]
     rows = Dataset.from_dict(dict(prompt=["ab"], completion=["c"]))
     assert encode_rows(rows, words)["input_ids"] == [[11, 2, 3, 4, 1]]
-    explicit, implicit = (
-        encode_pairs(Dataset.from_dict(columns), words)[0]
-        for columns in (
-            dict(prompt=["ab"], chosen=["c"], rejected=["d"]),
-            dict(chosen=["abc"], rejected=["abd"]),
-        )
-    )
+    whole, apart = dict(chosen=["abc"], rejected=["abd"]), dict(chosen=["c"], rejected=["d"])
+    both = (dict(apart, prompt=["ab"]), whole)
+    explicit, implicit = (encode_pairs(Dataset.from_dict(x), words)[0] for x in both)
     assert explicit["chosen_ids"] == implicit["chosen_ids"] == [11, 2, 3, 4, 1]
     assert explicit["rejected_ids"] == implicit["rejected_ids"] == [11, 2, 3, 5, 1]
 
@@ -214,9 +209,8 @@ def test_a_prompt_that_is_cut_keeps_its_bos(letters, most, left):
 def test_what_is_read_at_the_end_begins_alike(letters, monkeypatch):
     words, seen = with_bos(letters), []
     policy = tiny_policy(letters, 0, **SIZES)
-    policy.register_forward_pre_hook(
-        lambda model, args, given: seen.append(given["input_ids"][0].tolist()), with_kwargs=True
-    )
+    read = lambda model, args, given: seen.append(given["input_ids"][0].tolist())
+    policy.register_forward_pre_hook(read, with_kwargs=True)
     complete(policy, words, ["ab"], response_length=1)
     assert seen[-1] == [11, 2, 3]  # before it, the model was tried once with and without a cache
     scorer = scorer_from(tiny_policy(letters, 0, **SIZES), 0)
@@ -268,6 +262,9 @@ def test_a_judge_of_another_tokenizer_is_refused(ppo, letters, tmp_path):
 # ---- Runs that do nothing ----
 
 
+ONE_TOKEN = dict(response_length=1, per_device_train_batch_size=1, gradient_accumulation_steps=1)
+
+
 # catches: a run that ends well and has learned nothing, or goes on without what was asked for
 @pytest.mark.parametrize(
     "settings, complaint",
@@ -280,10 +277,7 @@ def test_a_judge_of_another_tokenizer_is_refused(ppo, letters, tmp_path):
         (dict(kl_target=2.0), "kl_target is 2.0: it needs kl_controller='adaptive'"),
         (dict(stop_strings=[""]), "stop_strings is "),
         (dict(stop_strings=["a", ""]), "stop_strings is "),
-        (
-            dict(response_length=1, per_device_train_batch_size=1, gradient_accumulation_steps=1),
-            "an update is one token",
-        ),
+        (ONE_TOKEN, "an update is one token"),
     ],
 )
 def test_a_run_that_would_do_nothing_is_refused(ppo, settings, complaint):
@@ -308,9 +302,8 @@ def test_what_is_little_work_is_taken(ppo):
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
 def test_a_router_learns_alike_however_a_step_is_split(letters, small_args, family):
     seen, rows = [], Dataset.from_dict(dict(prompt=["ab"] * 8, completion=["cde"] * 8))
-    experts = dict(num_local_experts=4, num_experts_per_tok=2, num_key_value_heads=2, head_dim=8)
     for size in (8, 2):
-        model = small_model(family, output_router_logits=True, router_aux_loss_coef=0.5, **experts)
+        model = small_model(family, output_router_logits=True, router_aux_loss_coef=0.5, **EXPERTS)
         sizes = dict(per_device_train_batch_size=size, gradient_accumulation_steps=8 // size)
         args = small_args(SFTConfig, max_steps=1, learning_rate=0.0, max_grad_norm=1e9, **sizes)
         trainer = SFTTrainer(model, args, rows, processing_class=letters)
@@ -328,6 +321,19 @@ def test_a_router_without_its_loss_is_named(letters, small_args, caplog):
     args, model = small_args(SFTConfig, max_steps=1), small_model("glm4_moe", **sizes)
     SFTTrainer(model, args, rows, processing_class=letters).train()
     assert "Glm4MoeForCausalLM returns no aux_loss: nothing balances its experts" in caplog.text
+
+
+# catches: a coefficient that PPO and reward training do not read, without a word; a warning of SFT's
+def test_a_router_loss_that_no_trainer_adds_is_named(letters, small_args, ppo, caplog):
+    for on in (False, True):
+        model = small_model("mixtral", output_router_logits=on, router_aux_loss_coef=0.5, **EXPERTS)
+        sft(letters, small_args, policy=model)
+        assert "adds no loss of a router" not in caplog.text
+        reward(letters, small_args, policy=model).train()
+        ppo(model=model).step()
+    for name in ("RewardTrainer", "PPOTrainer"):
+        said = f"{name} adds no loss of a router: nothing balances its experts. Set it to False."
+        assert caplog.text.count(said) == 1
 
 
 # catches: an evaluation that draws from the generator of dropout and of the order of the rows

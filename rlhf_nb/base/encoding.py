@@ -22,6 +22,7 @@ bound_templates()
 Turns = str | Sequence[Mapping[str, Any]]
 ROLES = dict(gpt="assistant", model="assistant", assistant="assistant", developer="system")
 THOUGHTS = "reasoning_content", "reasoning", "thinking"  # keys of a turn
+TAG = re.compile(r"[<\[\u25c1][^\s<>\[\]'\"]+[>\]\u25b7]")  # by which a template may cut a text
 
 
 def check_turns(x: Any, name: str) -> list[Any]:
@@ -65,7 +66,7 @@ def template_settings(row: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(given[name], kind):
             raise ValueError(f"{name} is {reprlib.repr(x)}: give a {kind.__name__}.")
     tools, settings = given.values()
-    decided = "tokenize", "add_generation_prompt", "continue_final_message"
+    decided = "tokenize", "add_generation_prompt", "continue_final_message", "by_policy"
     settings = {name: x for name, x in settings.items() if name not in decided}
     return settings | ({"tools": tools} if tools else {})
 
@@ -121,21 +122,27 @@ def lost_turn(
     turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **settings: Any
 ) -> int | None:
     """The first turn of which the template leaves out a text, a call, or the thoughts of an answer
-    that is the last; behind the last turn, where it leaves out a tool. Each is exchanged for a mark
-    of its own: where that is written, so is any other."""
+    that is the last, if not `by_policy`; behind the last turn, where it leaves out a tool. Each is
+    exchanged for a mark of its own, between tags that the template names, such as </think>: where
+    that is written, so is any other."""
     numbers, said, marked = count(0xF0000), list[tuple[str, str, int]](), list[dict[str, Any]]()
     last = max((i for i, turn in enumerate(turns) if turn["role"] != "tool"), default=0)
+    tags = "|".join(map(re.escape, {*TAG.findall(str(tokenizer.chat_template))})) or "(?!)"
 
     def mark(x: Any, shape: Callable[[int], str] = chr) -> Any:
         if isinstance(x, Mapping) and isinstance(x.get("text"), str):
             return {**x, "text": mark(x["text"], lambda n: chr(n) + '"')}  # no JSON writes it so
         if not isinstance(x, str) or not x.strip():
             return x
+        parts = [] if whole else re.split(f"({tags})", x)
+        if len(parts) > 1 and any(map(str.strip, parts[::2])):
+            return "".join(p if i % 2 else mark(p, shape) for i, p in enumerate(parts))
         said.append((shape(next(numbers)), x.strip(), len(marked)))
-        return said[-1][0]
+        return x.replace(x.strip(), said[-1][0], 1)
 
     for turn in turns:
         x, calls = turn.get("content"), turn.get("tool_calls")
+        whole = turn["role"] == "assistant" and (len(marked) != last or settings.get("by_policy"))
         new = dict(content=[*map(mark, x)] if isinstance(x, list) else mark(x))
         new["tool_calls"] = change_calls(calls, "name", lambda x: mark(x, "call_{}_x".format))
         thoughts = [k for k in THOUGHTS if turn.get(k) and len(marked) == last]
@@ -176,7 +183,7 @@ def readable_turns(
             problems[i] = ValueError(
                 f"{name}: the chat_template does not write all that turn {i} of role {role!r} says "
                 f"({reprlib.repr(turns[i])}), so that no model would read it: give it text alone, "
-                "or calls alone, in a role that the template knows, such as "
+                "or calls alone, without thoughts, in a role that the template knows, such as "
                 f"{ROLES.get(role.lower(), 'user')!r}, or set another tokenizer.chat_template."
             )
         except ValueError as error:
@@ -328,15 +335,6 @@ def trim_tail(tail: str) -> str:
     return tail.rstrip() or tail
 
 
-def last_mark(
-    turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **settings: Any
-) -> str:
-    "What the template writes behind the last turn; white space at its end only if alone."
-    text = write_turns(turns, tokenizer, **settings)
-    place = place_of(len(turns) - 1, turns, text, tokenizer, **settings)
-    return trim_tail(text[place[1] :]) if place else ""
-
-
 def generation_spans(
     turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **settings: Any
 ) -> list[tuple[int, int]] | None:
@@ -368,14 +366,14 @@ def answers_in(
     places = {i: where for i in answers if (where := place(i)) is not None}
     if not places:
         return text, []
-    upto = max(places) + 1
-    last = trim_tail(text[places[upto - 1][1] :])
-    if upto < len(turns):
-        last = last_mark(turns[:upto], tokenizer, **settings)
+    bare = lambda i: write_turns(turns[:i], tokenizer, **settings)
+    n, own, of_last = max(places) + 1, text, places[max(places)]
+    if n < len(turns):
+        of_last = place_of(n - 1, turns[:n], own := bare(n), tokenizer, **settings) or (0, len(own))
+    last = trim_tail(own[of_last[1] :])  # the mark at the end of a conversation
     opens = dict(settings, add_generation_prompt=True)
     given = {i: write_turns(turns[:i], tokenizer, **opens) for i in places if i}
     begins = {i: len(before) for i, before in given.items() if text.startswith(before)}
-    bare = lambda i: write_turns(turns[:i], tokenizer, **settings)
     opening_mark = lambda i: given[i][overlap(bare(i), given[i]) :] if i in given else ""
     opening, lead = "", ""  # of an answer, and the space behind it
     if given and len(begins) < len(places):
@@ -530,8 +528,7 @@ def pair_texts(
     settings = template_settings(row)
     if row.get("prompt") is not None:
         return [marked_pair(row["prompt"], row[name], tokenizer, **settings) for name in ANSWERS]
-    complete = (cut_at_end(row[name], tokenizer, **settings) for name in ANSWERS)
-    texts = [strip_stop(text, tokenizer) for text in complete]
+    texts = [strip_stop(cut_at_end(row[x], tokenizer, **settings), tokenizer) for x in ANSWERS]
     return [Marked(text, [(-1, len(text))], True) for text in texts]
 
 

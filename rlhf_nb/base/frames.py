@@ -53,7 +53,7 @@ def observation_frame(
     ValueError where the template writes them otherwise in another turn, or not at all."""
     if isinstance(prompt, str):
         return Frame()
-    frames: set[Frame] = set()
+    frames = set[Frame]()
     for answers, worlds in ((ANSWERS, WORLDS), (ANSWERS[::-1], WORLDS[::-1])):
         turns: Any = list(prompt)
         if frames and turns[0]["role"] == "system" and turns[0]["content"]:

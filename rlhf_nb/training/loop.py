@@ -41,7 +41,7 @@ from rlhf_nb.training.prompts import check_taken, sets_of, warn_of_turns
 from rlhf_nb.training.reporting import describe_run, ppo_card
 from rlhf_nb.training.resume import identify_ppo, surroundings
 from rlhf_nb.training.saving import load_pair, save_pair
-from rlhf_nb.training.sealed import SealedTrainer
+from rlhf_nb.training.sealed import SealedTrainer, warn_of_router
 
 logger = logging.get_logger(__name__)
 
@@ -67,6 +67,7 @@ class UpdateTrainer(SealedTrainer):
         self.since_log: dict[str, list[float]] = defaultdict(list)  # metrics of these updates
         self.controller, self.moments = make_controller(args), RunningMoments()
         super().__init__(pair, args, **given)
+        warn_of_router(pair, type(self).__name__)
         if is_in_notebook():
             from rlhf_nb.training.progress import show_updates
 

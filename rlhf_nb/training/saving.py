@@ -4,6 +4,7 @@ which can be found again."""
 from __future__ import annotations
 
 import copy
+import json
 import math
 import re
 import time
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_nb.base.files import read_object
 from rlhf_nb.checkpoint import load_weights, save_policy, save_weights
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.packing import last_token, on_tokens
@@ -62,6 +64,16 @@ def load_pair(pair: PolicyAndValue, folder: Path) -> None:
     load_weights(pair.policy, folder)
     if pair.value is not None:
         load_weights(pair.value, folder / "value")
+
+
+PAD_ROW_LOST = {"youtu"}  # models that transformers loads with 0 in that row of the embedding
+
+
+def keep_pad_row(folder: Path) -> None:
+    "Leaves the pad token to the tokenizer and the generation config where its row would be lost."
+    config = read_object(file) if (file := folder / "config.json").is_file() else {}
+    if config.get("model_type") in PAD_ROW_LOST:
+        file.write_text(json.dumps(config | dict(pad_token_id=None), indent=2), encoding="utf-8")
 
 
 def save_rollout(r: Rollout, trainer: Any) -> None:
@@ -160,9 +172,8 @@ def merge_rollouts(parts: Sequence[Rollout]) -> Rollout:
         given = [x for r in parts if (x := getattr(r, name)) is not None]
         if not given or (len(given) < len(parts) and not given[0].is_floating_point()):
             return None
-        left, width = name.startswith("prompt"), response
-        if name in BESIDE:
-            width = max(x.shape[1] for x in given)
+        left = name.startswith("prompt")
+        width = max(x.shape[1] for x in given) if name in BESIDE else response
 
         def pad_to_widest(r: Rollout) -> Tensor:
             if (x := getattr(r, name)) is None:

@@ -59,7 +59,7 @@ from rlhf_nb.training.resume import (
     free_settings,
     naming_settings,
 )
-from rlhf_nb.training.saving import with_prefix
+from rlhf_nb.training.saving import keep_pad_row, with_prefix
 
 logger = logging.get_logger(__name__)
 ENCODER = "prompt_encoder"  # of a PEFT model, which writes the virtual tokens that it makes alone
@@ -92,6 +92,14 @@ def check_finite(loss: Tensor, model: nn.Module, with_gradients: bool, step: int
             f"step {step}: the {problem}, so it was not taken. Lower learning_rate, or look at the "
             "data and the coefficients of the loss; the last checkpoint is whole."
         )
+
+
+def warn_of_router(model: nn.Module, trainer: str) -> None:
+    "Log it where a config asks for a loss of a router, for a trainer that adds none."
+    configs = (getattr(part, "config", None) for part in model.modules())
+    if any(getattr(config, "output_router_logits", False) for config in configs):
+        why = f"{trainer} adds no loss of a router: nothing balances its experts"
+        logger.warning_once(f"output_router_logits is set and {why}. Set it to False.")
 
 
 def largest(accelerator: Any, number: int) -> int:
@@ -280,6 +288,7 @@ class SealedTrainer(Trainer):
             return
         with saving(folder, args, self.stage is not None) as staged:
             self.write_model(staged, state_dict)
+            keep_pad_row(staged)
             if (card := self.card(folder)) is not None:
                 (staged / "README.md").write_text(card, encoding="utf-8")
 
@@ -372,10 +381,9 @@ class SealedTrainer(Trainer):
 
     def save_if_stopped(self) -> None:
         "Between two steps: after a signal to any rank, save, and raise KeyboardInterrupt."
-        if self.stop is None:
-            return
-        self.stop.number = largest(self.accelerator, self.stop.number)
-        if not self.stop.number:
+        if self.stop is not None:
+            self.stop.number = largest(self.accelerator, self.stop.number)
+        if self.stop is None or not self.stop.number:
             return
         if self.state.global_step not in (0, self.saved_step):
             self._save_checkpoint(self.model_wrapped, None)
