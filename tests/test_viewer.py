@@ -840,7 +840,7 @@ def test_report_has_it_all(whole):
         "Reward model",
         "Answers side by side",
     ]
-    assert "+38 points PPO improved on SFT." in text and reader.all("p")[1]["title"] == "37.8"
+    assert "+38 percentage points PPO improved on SFT." in text and reader.all("p")[1]["title"] == "37.8"
     assert "on 80.1 % of 2,000 test posts, and SFT's on 42.3 %" in text
     assert "Sampled, temperature 1: +20 points, from 41.0 % to 61.0 %." in text
     assert text.count("Bad form: 1.0 % of PPO's summaries, 1.0 % of SFT's.") == 2
@@ -943,8 +943,8 @@ def test_the_verdict(run, sft, ppo, said):
     paired = [dict(temperature=t, difference=t / 10, low=-t, high=t) for t in (1.0, 0.01)]
     (run / "results.json").write_text(json.dumps(dict(verdict=rows, paired=paired)))
     text = result_of(run).text.split("What changed")[0]
-    assert "PPO minus SFT: +0.1 points (95 % paired interval −1.0 to +1.0)" in text
-    assert "That is for this one run; between training seeds" in text
+    assert "95 % interval of the gain: −1.0 to +1.0" in text
+    assert "That is for this one run; between training seeds" in result_of(run).text
     (run / "results.json").write_text(json.dumps(dict(verdict=rows[2:])))
     assert "No verdict yet" in result_of(run).text
 

@@ -349,8 +349,10 @@ class RunBrowser:
 
     def with_token(self, suspect: Suspect) -> Suspect:
         "An episode's suspect with the token that holds most of its KL."
+        if suspect.episode is None:
+            return suspect
         r = self.run.rollout(suspect.update)
-        if suspect.episode is None or r.kl is None or not len(r.tokens):
+        if r.kl is None or not r.tokens:
             return suspect
         row = r.kl[suspect.episode].float()
         most = int(row.argmax())
