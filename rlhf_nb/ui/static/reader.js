@@ -63,6 +63,11 @@ const NAMES = {
   values: "value", returns: "return", engine_logprobs: "log-prob of the sampler", "sampler - trainer": "sampler minus trainer", "ratio - 1": "ratio new/old − 1", clipped: "clipped",
 };
 const nameOf = key => NAMES[key] ?? key;
+const MEANING = {
+  kl: "log-prob of the policy minus that of the reference, nats", advantages: "how much better than expected, whitened over the update", rewards: "the score where it is paid, less the price of KL at each token",
+  values: "what the value model expects still to come", returns: "the target of the value model", logprobs: "of the policy that wrote the answer, nats", ref_logprobs: "of the reference for the same token, nats",
+  entropy: "of the distribution that drew the token, nats", "ratio - 1": "probability after the update over that before, minus 1",
+};
 
 // ---- An update, out of its bytes ----
 
@@ -587,6 +592,7 @@ export const reader = (root, source) => {
     if (opening && at.signal && !varied(at.signal)) at.signal = names.find(varied) ?? at.signal;
     opening = false;
     signals.value = at.signal;
+    signals.title = MEANING[at.signal] ?? "";
     const after = tried()?.[row.i] && signalsOf(row, tried()[row.i], { ...basis(), ...at.recipe });
     differing = Boolean(after) && at.seen === "difference";
     const told = !after || at.seen === "before" ? row : { ...row, signals: differing ? { ...row.signals } : after };
