@@ -30,7 +30,7 @@ from torch import tensor
 from rlhf_nb import checks
 from rlhf_nb.checks import EXERCISES, Verdict
 from rlhf_nb.exercises.difference import difference
-from rlhf_nb.exercises.engine import Exercise
+from rlhf_nb.exercises.engine import Exercise, rewrite
 from rlhf_nb.exercises.gae import GAE
 from rlhf_nb.exercises.losses import POLICY_LOSS
 from rlhf_nb.exercises.values import Raised, fresh, leaves, map_numbers, same
@@ -51,8 +51,8 @@ EQUIVALENT = {
     r"my_policy_loss clamp: .*(ratio.clamp|\| clipped)": "it is at most 1 + cliprange",
     r"my_(value_loss|update) minus: (real\.std|.* - returns →)": "it is squared",
     r"my_value_loss name: values.clamp": "the larger of the two errors is the same number",
-    r"my_update clamp: (\(log|-adv|\(adv|torch.maximum\(-|ratio|policy_loss \+ .*\| policy_loss →)": (
-        "20 whitened numbers are below 5, and no ratio of these worlds is above 10"
+    r"my_update clamp: (ratio\.|-adv\w+ \| adv|.*\| (-adv\w+( \* near)? →|near|logprobs - |\(adv))": (
+        "60 whitened numbers are below 5, the clipped ratio is below 2, the log-ratio below 10"
     ),
     r"my_masks open: .* → :at \+ written \+ answered": "all before it are true already",
     r"my_turn_gae first: .*\| chosen\[b\] →": "the policy begins each turn",
@@ -386,7 +386,7 @@ def test_padding_may_be_zeroed_before_it_is_used(seed):
 
 
 # Answers that passed once, by the function that they should be.
-OF_POLICY, OF_VALUE = checks.check_policy_loss, checks.check_value_loss
+OF_POLICY, OF_VALUE, UPDATE = checks.check_policy_loss, checks.check_value_loss, checks.check_update
 FOOLED = {
     "a policy loss without a gradient": (OF_POLICY, lambda f: lambda *given: f(*given).detach()),
     "a policy loss that indexes after exp": (OF_POLICY, lambda f: indexed_late),
@@ -399,10 +399,9 @@ FOOLED = {
     "a cliprange in the value loss": (OF_VALUE, lambda f: lambda *given: f(*given[:4], 0.2)),
     "a gamma": (checks.check_gae, lambda f: lambda r, v, m, g, l: f(r, v, m, 0.9, l)),
     "a kl_coef": (checks.check_shaping, lambda f: lambda s, k, m, c: f(s, k, m, 0.5)),
-    "four for 1, 5, 2": (
-        checks.check_best_of_n,
-        lambda f: lambda scores, n: 4.0 if n == 2 else f(scores, n),
-    ),
+    "four for 1, 5, 2": (checks.check_best_of_n, lambda f: lambda x, n: 4.0 if n == 2 else f(x, n)),
+    "a ratio up to 10": (UPDATE, lambda f: rewrite(f, "* ratio, → * ratio.clamp(max=10),")),
+    "a loss up to 10": (UPDATE, lambda f: rewrite(f, "(policy_loss → (policy_loss.clamp(max=10)")),
     "an accuracy": (checks.check_fair, lambda f: lambda r, g: 13 / 30),
 }
 

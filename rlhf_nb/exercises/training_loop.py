@@ -70,7 +70,7 @@ class Steps(torch.optim.SGD):
     def __init__(self, policy: Policy, value: Value, lr: float) -> None:
         self.noted: list[tuple[Tensor, Tensor]] = []
         self.tables = policy.table, value.base_model.table
-        each = zip(self.tables, (lr / 100, lr))
+        each = zip(self.tables, (lr / 100, min(lr, 13.0)))
         super().__init__([{"params": [table], "lr": rate} for table, rate in each], lr)
 
     def step(self, closure: Any = None) -> Any:
@@ -247,8 +247,7 @@ def _worlds(g: Generator) -> list[Case]:
         lengths: tuple, stop: int, epochs: int, lr: float, kl_coef: float, scale: float
     ) -> Case:
         def answers() -> Tensor:
-            """Rows that stop at these lengths, then noise, and where there is room another stop
-            token; the longest does not stop. The rare word is not among them."""
+            "Rows that stop at these lengths, then noise and other stops. The longest does not stop."
             ids = (stop + integers(g, 1, WORDS - 2, len(lengths), max(lengths))) % WORDS
             for i, length in enumerate(lengths):
                 ids[i, length - 1 : max(lengths) - 1 : 2] = stop
@@ -267,15 +266,16 @@ def _worlds(g: Generator) -> list[Case]:
         return world(*models, lr, rollout, score, stop, kl_coef, epochs)
 
     stops, rates, prices = two(g, range(WORDS)), two(g, [11.0, 12.0, 13.0]), two(g, [0.3, 0.4, 0.5])
-    # Token 1 is worse than most, and one step makes it more than 3 times as likely, because token
-    # 0 in the same place is worse still.
-    policy = torch.tensor([-0.3, -1.6, -4.0, -4.0, -4.0]) + normal(g, WORDS, WORDS, scale=0.05)
-    models = policy, normal(g, WORDS, scale=0.1), policy + normal(g, WORDS, WORDS, scale=0.1)
-    rollout = ((3, 0), (4, 0), (3, 0), (4, 1)), *[((0,), (0,), (1,), (2,))] * 2
+    # Token 1 is worse than most, and one step makes it more than 10 times as likely, because token
+    # 0 in the same place is worse still, and there are 30 of it.
+    policy = torch.tensor([0.0, -3.2, -8.0, -8.0, -8.0]) + normal(g, WORDS, WORDS, scale=0.05)
+    models = policy, 20 + normal(g, WORDS), policy + normal(g, WORDS, WORDS, scale=0.1)
+    rows = ((0,) * 10,) * 3 + ((2,) * 10,) * 3 + ((1, *[3] * 9),)
+    rollout = ((3, 0),) * 3 + ((3, 2),) * 3 + ((3, 0),), rows, rows
     return [
         draw_world((5, 2, 4, 3), stops[0], 4, rates[0], prices[0], 10.0),
         draw_world((4, 1, 5, 3, 6), stops[1], 5, rates[1], prices[1], 1.0),
-        world(*models, 80.0, rollout, (-3.0, -1.0, 6.0, 0.0, 0.0), 3, prices[0], 2),
+        world(*models, 500.0, rollout, (-3.0, -16.0, 3.0, 0.0, 0.0), 3, prices[0], 2),
     ]
 
 
