@@ -199,7 +199,7 @@ def test_a_new_metric_is_one_entry(monkeypatch):
     curve = curves_of(dict(run=pd.DataFrame(rows)))[-1]
     assert (curve["name"], curve["unit"]) == ("new", "%")
     assert curve["about"] == "new thing, share of tokens"
-    assert "new thing, % of tokens: 20.00 after episode 16; lowest 10.00" in curve_panels(rows)
+    assert "new thing, % of tokens: 10.00 → 20.00; lowest 10.00" in curve_panels(rows)
     figure = curve_figure("val/new", [(1, 0.1), (2, 0.2)], Run())
     assert "new thing, % of tokens: 20.00 after update 2" in figure
     assert "| `val/new` | $x$ | rises |" in metrics_table("value")

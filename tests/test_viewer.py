@@ -840,7 +840,10 @@ def test_report_has_it_all(whole):
         "Reward model",
         "Answers side by side",
     ]
-    assert "+38 percentage points PPO improved on SFT." in text and reader.all("p")[1]["title"] == "37.8"
+    assert (
+        "+38 percentage points PPO improved on SFT." in text
+        and reader.all("p")[1]["title"] == "37.8"
+    )
     assert "on 80.1 % of 2,000 test posts, and SFT's on 42.3 %" in text
     assert "Sampled, temperature 1: +20 points, from 41.0 % to 61.0 %." in text
     assert text.count("Bad form: 1.0 % of PPO's summaries, 1.0 % of SFT's.") == 2
