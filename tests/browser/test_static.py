@@ -274,13 +274,18 @@ def test_a_file_is_sound(files: dict[str, Path], read: Callable, axe: str, kind:
         file.page.emulate_media(color_scheme=scheme)
         ground = file.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert dark == all(int(x) < 64 for x in re.findall(r"\d+", ground)[:3]), ground
-        file.examine(axe)
-        assert not (told := violations([file.body]) + file.too_wide()), (scheme, told)
+        for _ in range(1 + (kind == "demo")):
+            file.press("r")  # the other view, where there is one
+            file.examine(axe)
+            assert not (told := violations([file.body]) + file.too_wide()), (scheme, told)
+    file.press("r")
     file.page.set_viewport_size(dict(width=400, height=800))
-    cards = file.page.locator(".post .wide").evaluate_all(
-        "all => all.map(e => e.scrollWidth - e.clientWidth)"
+    cards = file.page.locator(".post .wide")
+    wider = cards.evaluate_all(
+        "all => all.map(e => [e.clientWidth > 0, e.scrollWidth - e.clientWidth])"
     )
-    assert bool(cards) == (kind == "demo") and max(cards, default=0) <= 0
+    assert wider == [[True, 0]] * (9 if kind == "demo" else 0), wider
+    file.press("r")
     file.page.set_viewport_size(dict(width=WIDE, height=1000))
     for fold in folds:
         fold.evaluate("e => e.click()")
@@ -303,8 +308,7 @@ def test_the_result_of_a_demo_and_its_rollouts_are_two_views(
     assert (at := file.episode()) == 2  # after the suspect with which it begins
     file.press("r", "n", "ArrowDown")
     expect(answer).not_to_be_visible()
-    heads = ("Did it work?", "What changed", "Where to look")
-    for place in (*heads, "A typical post", "points"):
+    for place in ("Did it work?", "What changed", "Where to look", "A typical post", "points"):
         expect(board.get_by_text(place).first).to_be_in_viewport(ratio=1)
     assert board.get_by_role("link").count() == 3
     box = board.bounding_box()

@@ -1120,8 +1120,9 @@ if (kept) {
   };
   addEventListener("hashchange", show);
   document.addEventListener("keydown", e => {
-    if (report && e.key === "r" && !e.ctrlKey && !e.metaKey && !e.altKey && !/^(INPUT|SELECT|TEXTAREA)$/.test(e.target.tagName))
-      location.hash = document.body.dataset.view === "result" ? "rollouts" : "";
+    if (!report || e.key !== "r" || e.ctrlKey || e.metaKey || e.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(e.target.tagName)) return;
+    location.hash = document.body.dataset.view === "result" ? "rollouts" : "";
+    show();  // at once, before a place is written
   });
   show();
   reader(root, { ...fromFile(JSON.parse(kept.textContent)), address: true, reported: Boolean(report) }).ready.then(() => {
