@@ -1120,7 +1120,7 @@ if (kept) {
   };
   addEventListener("hashchange", show);
   document.addEventListener("keydown", e => {
-    if (!report || e.key !== "r" || e.ctrlKey || e.metaKey || e.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(e.target.tagName)) return;
+    if (!report || e.key !== "r" || !e.isTrusted || e.ctrlKey || e.metaKey || e.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(e.target.tagName)) return;
     location.hash = document.body.dataset.view === "result" ? "rollouts" : "";
     show();  // at once, before a place is written
   });
