@@ -829,17 +829,11 @@ def test_report_has_it_all(whole):
     reader = result_of(whole)
     text = reader.text
     assert "missing" not in {a.get("class") for _, a in reader.seen}
-    assert [head for level, head in reader.heads if level == 2] == [
-        "Did it work?",
-        "What changed",
-        "Where to look",
-        "More figures",
-        "Best and worst answer",
-        "What a summary holds",
-        "Curves",
-        "Reward model",
-        "Answers side by side",
-    ]
+    heads = (
+        "Did it work?/What changed/Where to look/More figures/Best and worst answer/What a summary "
+    )
+    heads += "holds/Curves/Reward model/Answers side by side"
+    assert "/".join(head for level, head in reader.heads if level == 2) == heads
     assert (
         "+38 percentage points PPO improved on SFT." in text
         and reader.all("p")[1]["title"] == "37.8"
