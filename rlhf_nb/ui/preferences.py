@@ -135,12 +135,9 @@ class PreferenceDesk:
     @cached_property
     def field(self) -> widgets.Text:
         "The field that hears keys."
-        field = widgets.Text(
-            value=self.last_key(),
-            description="key",
-            placeholder="1 2 0 u",
-            tooltip="1: answer 1 is better. 2: answer 2. 0: a tie. u or Backspace: take back.",
-        )
+        tip = "1: answer 1 is better. 2: answer 2. 0: a tie. u or Backspace: take back."
+        about = dict(description="key", placeholder="1 2 0 u", tooltip=tip)
+        field = widgets.Text(value=self.last_key(), **about)
         field.observe(self.take_key, names="value")
         return field
 
@@ -210,10 +207,8 @@ def label_preferences(
 ) -> PreferenceDesk:
     "Choose by 1, 2, 0 and u; each choice is saved at once. ValueError on rows or a file of no use."
     if refit_every and model is None:
-        raise ValueError(
-            f"refit_every is {refit_every} and there is no model to refit: give model and "
-            "processing_class."
-        )
+        fix = "give model and processing_class"
+        raise ValueError(f"refit_every is {refit_every} and there is no model to refit: {fix}.")
     work = Labelling(dataset, path, answers, seed, repeat_every)
     if model is None:
         return PreferenceDesk(work, None, refit_every)
