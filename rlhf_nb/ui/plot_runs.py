@@ -51,10 +51,8 @@ def choose_metrics(
     if patterns is None and not any(matches.values()):
         return known
     if empty := next((p for p, match in matches.items() if not match and patterns), None):
-        raise ValueError(
-            f"--metrics {empty} matches nothing that was logged.{did_you_mean(empty, known)} There "
-            f"are: {', '.join(known)}."
-        )
+        hint = f"{did_you_mean(empty, known)} There are: {', '.join(known)}."
+        raise ValueError(f"--metrics {empty} matches nothing that was logged.{hint}")
     return list(dict.fromkeys(name for match in matches.values() for name in match))
 
 
@@ -96,10 +94,8 @@ def over_runs(
     places = sorted(filter(shared, {x for line in lines for x in line.index}))
     at_once = any(fnmatch(metric, p) for p in AT_ONCE)
     if not all(line.index.isin(places).any() for line in lines):
-        raise ValueError(
-            f"the runs of one line logged {metric} at no common {x}: give each run a name of its "
-            "own with --group, or runs with the same --logging_steps."
-        )
+        fix = "give each run a name of its own with --group, or the same --logging_steps"
+        raise ValueError(f"the runs of one line logged {metric} at no common {x}: {fix}.")
     columns = [thin_line(line, places, at_once).rename(i) for i, line in enumerate(lines)]
     table = pd.concat(columns, axis=1).sort_index()
     logged = pd.concat([column.notna() for column in columns], axis=1).sort_index()
