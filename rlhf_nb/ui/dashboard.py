@@ -85,15 +85,14 @@ class RunCallback(TrainerCallback):
 
     def _check(self, what: str) -> None:
         "Raises RuntimeError where nobody would grant it."
-        why = ""
+        if self.run.going and self.ranks == 1:
+            return
+        why = f"this run has {self.ranks} processes: this one alone would obey. Stop it, and start "
+        why += "again from its checkpoint with another PPOConfig."
         if not self.run.going:
             so_far = state_sentence(self.run)
             why = f"no run is going on. {so_far} Ask while train() runs; before it, set PPOConfig."
-        elif self.ranks > 1:
-            why = f"this run has {self.ranks} processes: this one alone would obey. Stop it, and "
-            why += "start again from its checkpoint with another PPOConfig."
-        if why:
-            raise RuntimeError(f"{what} was requested, and {why}")
+        raise RuntimeError(f"{what} was requested, and {why}")
 
     def pause(self) -> None:
         "Wait when this update is done, until `go_on` or `stop`."
@@ -282,8 +281,7 @@ class Panel:
             forget_last_writer(one)
         style = element("style", *map(asset, ("theme.css", *run_view.SHEETS)))
         hidden = [widgets.HTML(style, layout=dict(display="none")), self.beat]
-        lines = map(side_by_side, (self.signal, self.curves))
-        controls = side_by_side(*steering), *lines
+        controls = side_by_side(*steering), *map(side_by_side, (self.signal, self.curves))
         self.box = widgets.VBox([*hidden, self.head, *controls, self.view])
 
     # ---- What is clicked ----
