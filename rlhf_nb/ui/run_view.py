@@ -156,8 +156,7 @@ def curves_markup(run: Run, names: Names) -> str:
     if not run.lines:
         return element("p", f"No curves yet: they begin with the first {run.name}.")
     chosen = chosen_curves(run, names)
-    lines = {name: run.lines[name] for name in chosen if name in run.lines}
-    figures = [curve_figure(name, line, run) for name, line in lines.items()]
+    figures = [curve_figure(name, run.lines[name], run) for name in chosen if name in run.lines]
     absent = ", ".join(name for name in chosen if name not in run.lines)
     note = safe_text(f"Never logged: {absent}. There are {', '.join(run.lines)}.")
     below = element("p", note, class_="quiet") if absent else ""
