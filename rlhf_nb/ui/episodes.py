@@ -168,17 +168,15 @@ class Shown:
     now: Tensor | None = None  # [B, T] log-probs of another policy
     entropy: Tensor | None = None  # [B, T] nats
 
-    def extra(self, episode: int) -> dict[str, Tensor]:
-        "The signals of one episode that are computed here."
-        signals = {} if self.now is None else clip_signals(self.rollout, episode, self.now)
-        n = int(self.rollout.mask[episode].sum())
-        if self.entropy is not None:
-            signals["entropy"] = self.entropy[episode, :n].float()
-        return signals
-
     def signals(self, episode: int) -> dict[str, Tensor]:
         "All signals of one episode."
-        return episode_signals(self.rollout, episode) | self.extra(episode)
+        signals = episode_signals(self.rollout, episode)
+        if self.now is not None:
+            signals |= clip_signals(self.rollout, episode, self.now)
+        if self.entropy is not None:
+            n = int(self.rollout.mask[episode].sum())
+            signals["entropy"] = self.entropy[episode, :n].float()
+        return signals
 
     def scale(self, name: str) -> tuple[float | None, float | None]:
         """Where this update has no colour and where full colour, as in reader.js: (None, magnitude)
@@ -196,7 +194,7 @@ class Shown:
     def names(self) -> list[str]:
         "Which signals there are, those that are looked at most in front."
         stored = filled(self.rollout, ("kl", "advantages", "rewards", *SIGNALS))
-        return [*stored, *(self.extra(0) if len(self.rollout) else ())]
+        return list(stored | (self.signals(0) if len(self.rollout) else {}))
 
 
 def shown_of(
