@@ -36,14 +36,11 @@ def action_button(name: str, act: Callable[[], None], tip: str = "") -> widgets.
 
 def side_by_side(*group: widgets.Widget) -> widgets.HBox:
     "Controls on one line, which wraps where the page is narrow."
-    wide = (widgets.FloatSlider, widgets.IntSlider, widgets.Text, widgets.FloatText)
     for one in group:
-        if isinstance(one, wide):
+        if isinstance(one, widgets.FloatSlider):
             one.layout.width, one.style.description_width = "22em", "6.5em"
         if isinstance(one, widgets.ToggleButtons):
             one.style.description_width = "5.5em"
-        if isinstance(one, widgets.Checkbox):
-            one.layout.width, one.indent = "auto", False
     return widgets.HBox(list(group), layout=dict(flex_flow="row wrap", align_items="baseline"))
 
 
@@ -246,10 +243,8 @@ class Explorer:
 
     def head(self) -> str:
         "Title and question, as markup."
-        if not self.title and not self.question:
-            return ""
         title = element("b", escape(self.title)) + element("br") if self.title else ""
-        return element("p", title, escape(self.question))
+        return element("p", title, escape(self.question)) if title or self.question else ""
 
     def state(self) -> dict[str, Any]:
         "The values of the controls."
@@ -328,9 +323,8 @@ class Explorer:
 
     def save_html(self, path: str | Path, most: int = MOST_STATES) -> Path:
         "Write one page that needs no kernel and no network."
-        path = Path(path)
         write_text_atomic(path, page(self.grid(most)))
-        return path
+        return Path(path)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         values = " · ".join(f"{n.replace('_', ' ')} {x}" for n, x in self.state().items())
