@@ -88,8 +88,7 @@ def _is_turns(x: Any) -> bool:
 def checked_pairs(data: Dataset | Rows, answers: tuple[str, str]) -> list[dict[str, Any]]:
     "Prompt and answers of each row. Raises ValueError, naming it, where nobody could label it."
     pairs: list[dict[str, Any]] = []
-    one, two = answers
-    wanted = f"give columns {one} and {two} (answers= says how they are called), and prompt"
+    wanted = f"give columns {' and '.join(answers)} (answers= says how they are called), and prompt"
     for number, row in enumerate(data):
         if missing := [name for name in answers if name not in row]:
             raise ValueError(f"the data have columns {list(row)} and lack {missing}: {wanted}.")
