@@ -289,12 +289,10 @@ def panel(
     deltas: Sequence[float],
     gamma: float,
     lam: float,
-    scale: float,
-    zeros: tuple[float, float],  # heights of the lines from which delta and A are drawn
-    arcs_at: float,
-    bottom: float,
+    heights: tuple[float, Point, float, float],  # of 1, of where delta, A, arcs and totals are
 ) -> str:
     "Surprises, arcs and advantages for one lambda."
+    scale, zeros, arcs_at, bottom = heights
     decay, terms = gamma * lam, shares(deltas, gamma * lam)
     column = (width - 34) / len(tokens)
     at = [left + 30 + column * (t + 0.5) for t in range(len(tokens))]
@@ -353,12 +351,13 @@ def gae_picture(
     width = (WIDTH - 20) / len(lams)
     lefts = [10 + width * i for i in range(len(lams))]
     rest = scale, (zero, below), arcs_at, bottom
-    panels = [panel(x, width, tokens, deltas, gamma, y, *rest) for x, y in zip(lefts, lams)]
+    panels = [panel(x, width, tokens, deltas, gamma, y, rest) for x, y in zip(lefts, lams)]
     sums = lambda x: " ".join(signed_number(sum(row)) for row in shares(deltas, gamma * x))
     told = "; ".join(f"lambda {x:g}: {sums(x)}" for x in lams)
     label = f"Surprises of {', '.join(tokens)}: {' '.join(map(signed_number, deltas))}. Arcs pass "
-    label += "each on to the tokens before it, fading by (gamma lambda) a step. "
-    label += f"Advantages, {told}."
+    label += (
+        f"each on to the tokens before it, fading by (gamma lambda) a step. Advantages, {told}."
+    )
     return picture_card(bottom + 13, label, element("style", asset("gae.css")), *panels)
 
 
