@@ -112,8 +112,7 @@ def _heads(
 ) -> tuple[list[str], list[bool]]:
     "Text above each column; whether its token is real. Raises ValueError on unequal lengths."
     keep = [True] * len(tokens) if mask is None else [bool(m) for m in _row(mask, "mask")]
-    lengths = {"tokens": len(tokens), "mask": len(keep)}
-    lengths |= {name: len(row) for name, row in rows.items()}
+    lengths = dict(tokens=len(tokens), mask=len(keep)) | {x: len(row) for x, row in rows.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"lengths differ, {lengths}: give each one entry a token.")
     return [visible_token(token) if k else "·" for token, k in zip(tokens, keep)], keep
@@ -221,8 +220,7 @@ def panels(
     "One panel a title; a run's mean at each x, a band from `least` to `most`. NaN is a gap."
     ncols = min(ncols, len(lines))
     nrows = -(-len(lines) // ncols)
-    size = 4 * ncols, 2.7 * nrows + 0.4
-    figure = plt.figure(figsize=size, layout="constrained")
+    figure = plt.figure(figsize=(4 * ncols, 2.7 * nrows + 0.4), layout="constrained")
     plt.close(figure)  # the caller shows it: once is enough
     for place, (label, runs) in enumerate(lines.items(), 1):
         axis = figure.add_subplot(nrows, ncols, place)
