@@ -26,8 +26,7 @@ from rlhf_nb.training.saving import kept_rollouts, merge_rollouts, rollout_files
 
 def ppo_lines(metrics: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     "PPO's log entries, a row an episode count; where a stretch was done again, the last attempt."
-    kept: list[dict[str, float]] = []
-    limit = math.inf
+    kept, limit = list[dict[str, float]](), math.inf
     for line in reversed(list(metrics)):
         numbers = {name: float(x) for name, x in line.items() if isinstance(x, Real)}
         episode = numbers.get("episode", math.nan)
