@@ -20,11 +20,9 @@ PUBLISHED = ("objective/*", "policy/*", "loss/*", "val/*")  # those of the publi
 AT_ONCE = ("lr", "learning_rate", "objective/kl_coef", "eval_*", "sample_*", "gold/*")
 
 
-def group_runs(
-    runs: Sequence[str],  # folders
-    groups: Sequence[str] | None = None,  # a name for each; None: its path without the seed
-) -> dict[str, list[str]]:  # name -> the runs to average
-    "Runs that differ in the seed alone, each folder once. ValueError where names don't match them."
+def group_runs(runs: Sequence[str], groups: Sequence[str] | None = None) -> dict[str, list[str]]:
+    """Folders of runs to average, each once, by name: its own of `groups`, else the path without
+    the seed. ValueError where there are more or fewer names than runs."""
     if groups and len(groups) != len(runs):
         count = f"{len(groups)} names for {len(runs)} runs"
         raise ValueError(f"--group has {count}: give one for each.")
@@ -40,11 +38,9 @@ def group_runs(
     return found
 
 
-def choose_metrics(
-    logs: Sequence[Log],
-    patterns: Sequence[str] | None = None,  # None: PUBLISHED, or all where none of these was logged
-) -> list[str]:
-    "Metrics that match, in the order of the patterns. ValueError where a pattern matches nothing."
+def choose_metrics(logs: Sequence[Log], patterns: Sequence[str] | None = None) -> list[str]:
+    """Metrics that match, in the order of the patterns; without, PUBLISHED, or all where none of
+    these was logged. ValueError where a pattern matches nothing."""
     known = sorted({name for log in logs for row in log for name in row})
     known = [name for name in known if name not in ("step", "episode", "epoch")]
     matches = {p: [name for name in known if fnmatch(name, p)] for p in patterns or PUBLISHED}
@@ -80,13 +76,10 @@ def thin_line(
     return pd.Series(sums / np.add.reduceat(width, starts), index=places)
 
 
-def over_runs(
-    logs: Sequence[Log],
-    metric: str,
-    x: str,  # episode or step
-) -> pd.DataFrame:  # mean, least, most, runs; empty where no run logged it
-    """One metric of several runs, where all that went so far have a point; a run that ended early
-    is as far as it is. NaN where one of them logged NaN. ValueError where they share no point."""
+def over_runs(logs: Sequence[Log], metric: str, x: str) -> pd.DataFrame:
+    """Mean, least, most, runs of a metric over episode or step, where all runs that went so far
+    have a point; a run that ended early is as far as it is. NaN where one of them logged NaN, no
+    row where none logged it. ValueError where they share no point."""
     lines = [line for log in logs if len(line := line_of(log, metric, x))]
     if not lines:
         return pd.DataFrame(columns=["mean", "least", "most", "runs"], dtype=float)
@@ -108,11 +101,9 @@ def axis_of(logs: Sequence[Log]) -> str:
     return "episode" if all("episode" in log[-1] for log in logs) else "step"
 
 
-def last_values(
-    logs: Mapping[str, Sequence[Log]],  # name -> the logs of its seeds
-    metrics: Sequence[str],
-) -> pd.DataFrame:  # metric, name, mean, least, most, runs
-    "The last value of each metric, over the runs of a name; NaN where one of them logged NaN."
+def last_values(logs: Mapping[str, Sequence[Log]], metrics: Sequence[str]) -> pd.DataFrame:
+    """The last value of each metric, over the seeds of a name: metric, name, mean, least, most,
+    runs. NaN where one of them logged NaN."""
     rows = []
     for metric in metrics:
         for name, runs in logs.items():
