@@ -41,11 +41,10 @@ Place = Callable[[float], float]  # of a step or a value, in the picture
 
 
 def draw_lines(
-    lines: Mapping[int, Points],  # the place of a run among several -> its line, not empty
-    span: tuple[float, float],  # of the steps; a point before them is drawn at their start
-    area: tuple[int, int, int, int],
+    lines: Mapping[int, Points], span: tuple[float, float], area: tuple[int, int, int, int]
 ) -> tuple[str, Place, Place]:
-    "Each line with a ring at its last point, on one scale, and where a step and a value are on it."
+    """The line of each run, by its place among them, with a ring at its last point, on one scale; a
+    point before the span is at its start. And where a step and a value are."""
     values = [value for line in lines.values() for _, value in line]
     (first, last), low, high = span, min(values), max(values)
     left, right, top, bottom = area
@@ -65,38 +64,28 @@ def draw_lines(
     return "".join(parts), x, y
 
 
-def curve_svg(
-    line: Points,
-    marks: Sequence[int],  # dashed
-    name: str,  # what a step is called
-    unit: str,
-) -> str:
-    "A line over the updates, its axes named."
+def curve_svg(line: Points, marks: Sequence[int], name: str, unit: str) -> str:
+    "A line over updates, or what `name` calls them, its axes named; dashed at the marks."
     left, right = line[0][0], line[-1][0]
     values = [y for _, y in line]
     low, high, largest = min(values), max(values), max(map(abs, values))
     drawn, x, y = draw_lines({0: line}, (left, right), CHART)
+    texts = dict(left=left, right=right, name=escape(name), unit=escape(visible(unit)))
+    texts |= dict(high=value_text(high, largest), low=value_text(low, largest) * (high > low))
     return asset("curve.svg").format(
         style=asset("theme.css") + asset("curve.css"),  # an image inherits none
         marks="".join(f"M{x(u + 0.5):.1f} 26V118" for u in marks if left <= u < right),
-        unit=escape(visible(unit)),
-        name=escape(name),
-        left=left,
-        right=right,
         high_y=round(y(high)) + 4,
-        high=value_text(high, largest),
-        low=value_text(low, largest) if high > low else "",
         lines=drawn,
+        **texts,
     )
 
 
 def curve_strip(
-    lines: Mapping[int, Points],
-    span: tuple[float, float],
-    title: str,
-    alone: bool = False,  # True: an image, which inherits no style
+    lines: Mapping[int, Points], span: tuple[float, float], title: str, alone: bool = False
 ) -> str:
-    "Lines of several runs above an axis without numbers; `reader.js` moves the rings along them."
+    """Lines of several runs above an axis without numbers; `reader.js` moves the rings along them.
+    Alone it is an image, which inherits no style."""
     style = element("style", asset("theme.css"), asset("curve.css")) if alone else ""
     drawn, x, y = draw_lines(lines, span, STRIP)
     dots = [

@@ -1,6 +1,5 @@
-"""A run while it trains. Any thread may request a pause, a stop or a coefficient; the one that
-trains takes the requests between two updates. A callback writes the record, a panel shows it below
-controls."""
+"""A run while it trains. Any thread may request a pause, a stop or a coefficient, and the one that
+trains takes it between two updates. A callback writes the record, a panel shows it."""
 
 from __future__ import annotations
 
@@ -41,27 +40,18 @@ class Wishes:
 
     def __init__(self) -> None:
         self._gate, self._lock = threading.Event(), threading.Lock()
+        self.pause, self.go_on, self.wait = self._gate.clear, self._gate.set, self._gate.wait
         self.clear()
 
     def clear(self) -> None:
         "The run is over: nothing is wished any more, and nobody is held."
         self.kl_coef: float | None = None  # to be moved there; None: it stays
         self.stop = False
-        self._gate.set()
-
-    def pause(self) -> None:
-        self._gate.clear()
-
-    def go_on(self) -> None:
-        self._gate.set()
+        self.go_on()
 
     @property
     def pausing(self) -> bool:
         return not self._gate.is_set()
-
-    def wait(self, seconds: float) -> bool:
-        "Wait so long for the end of a pause. Is it over?"
-        return self._gate.wait(seconds)
 
     def move_kl_coef(self, value: float | None) -> None:
         with self._lock:
@@ -95,16 +85,14 @@ class RunCallback(TrainerCallback):
 
     def _check(self, what: str) -> None:
         "Raises RuntimeError where nobody would grant it."
+        if self.run.going and self.ranks == 1:
+            return
+        why = f"this run has {self.ranks} processes: this one alone would obey. Stop it, and start "
+        why += "again from its checkpoint with another PPOConfig."
         if not self.run.going:
-            raise RuntimeError(
-                f"{what} was requested, and no run is going on. {state_sentence(self.run)} Ask "
-                "while train() runs; before it, set PPOConfig."
-            )
-        if self.ranks > 1:
-            raise RuntimeError(
-                f"{what} was requested, and this run has {self.ranks} processes: this one alone "
-                "would obey. Stop it, and start again from its checkpoint with another PPOConfig."
-            )
+            so_far = state_sentence(self.run)
+            why = f"no run is going on. {so_far} Ask while train() runs; before it, set PPOConfig."
+        raise RuntimeError(f"{what} was requested, and {why}")
 
     def pause(self) -> None:
         "Wait when this update is done, until `go_on` or `stop`."
@@ -154,40 +142,24 @@ class RunCallback(TrainerCallback):
 
     # ---- Between two updates ----
 
-    def _hold(self) -> None:
-        "Wait while a pause is wished, in short waits so that an interrupt comes through."
-        if not self.wishes.pausing:
-            return
-        start, self.run.state = time.perf_counter(), "paused"
-        self.changed("pause")
-        while not self.wishes.wait(0.1):
-            pass
-        seconds, self.run.state = time.perf_counter() - start, "running"
-        self.run.changes.append(Change(self.run.update, "pause", after=seconds))
-        self.changed("pause")
-
     def _grant(self, control: TrainerControl) -> None:
         "Set what was requested; stop where that was requested and something is left to stop."
         run, wanted = self.run, self.wishes.take_kl_coef()
+        due, line = control.should_log, dict[str, float]()
         if wanted is not None and self.trainer is not None:
             before = self.trainer.controller.value
             self.trainer.controller.set(wanted)
+            run.changes.append(Change(run.update, "kl_coef", before, wanted))
             line = {"steering/kl_coef": wanted, "steering/kl_coef_before": before}
-            self._note(control, Change(run.update, "kl_coef", before, wanted), line)
         if self.wishes.stop and not run.stopping and run.update < run.total:
-            run.stopping = True
-            self._note(control, Change(run.update, "stop"), {"steering/stopped": 1.0})
-            control.should_training_stop = control.should_log = True
+            run.stopping = due = control.should_training_stop = True
+            run.changes.append(Change(run.update, "stop"))
+            line["steering/stopped"] = 1.0
             control.should_save = control.should_save or self.saves
-        run.kl_coef = self.kl_coef
-
-    def _note(self, control: TrainerControl, change: Change, line: dict[str, float]) -> None:
-        "A change, in the record and in the log."
-        self.run.changes.append(change)
-        if self.trainer is not None:
-            due = control.should_log  # logging resets what others requested for this update
+        if line and self.trainer is not None:
             self.trainer.log(line)
-            control.should_log = due
+        control.should_log = due  # logging resets what others requested for this update
+        run.kl_coef = self.kl_coef
 
     # ---- What a trainer reports ----
 
@@ -243,8 +215,15 @@ class RunCallback(TrainerCallback):
             self.run.update = at
 
     def ppo_between(self, control: TrainerControl) -> None:
-        "Everything of an update is logged and saved: here a pause waits."
-        self._hold()
+        "Everything of an update is logged and saved: here a pause waits, open to an interrupt."
+        if self.wishes.pausing:
+            start, self.run.state = time.perf_counter(), "paused"
+            self.changed("pause")
+            while not self.wishes.wait(0.1):
+                pass
+            seconds, self.run.state = time.perf_counter() - start, "running"
+            self.run.changes.append(Change(self.run.update, "pause", after=seconds))
+            self.changed("pause")
         self._grant(control)
 
     def ppo_end(self, error: BaseException) -> None:
@@ -276,19 +255,20 @@ LATE = "That click came when no run was going on, so it did nothing."
 class Panel:
     "Controls above a view. Clicks come on any thread; a lock lets one of them write a widget."
 
-    def __init__(self, board: RunCallback, curves: Sequence[str], episodes: int, signal: str):
-        self.board, self.few, self.episodes = board, curves, episodes
+    def __init__(self, board: LiveDashboard):
+        self.board = board
         self.lock, self.heard, self.note = threading.RLock(), False, ""
         self.synced = math.nan  # what the slider was last set to from here
         clicked = lambda act: partial(self._click, act)
-        self.hold = action_button("pause", clicked(self._pause_or_go), "when this update is done")
+        toggle = lambda: board.go_on() if board.wishes.pausing else board.pause()
+        self.hold = action_button("pause", clicked(toggle), "when this update is done")
         tip = "end when this update is done, and keep all"
         self.stop = action_button("stop", clicked(board.stop), tip)
         self.slider = control("kl_coef", (0.0, 0.5, 0.05, 0.005))
         self.slider.readout_format = ".3g"
         self.signal = control("signal", list(SHOWN))
+        self.signal.value = board.signal
         self.curves = control("curves", ["few", "all"])
-        self.signal.value = signal
         self.beat = widgets.Play(min=0, max=1, layout=dict(display="none"))
         self.head, self.view = widgets.HTML(), widgets.HTML()
         self.set_range()
@@ -296,13 +276,13 @@ class Panel:
         self.beat.observe(self._answer, names="value")
         for one in (self.signal, self.curves):
             one.observe(lambda change: self._carefully(self.show_body), names="value")
-        for one in (self.hold, self.stop, self.slider, self.signal, self.curves, self.beat):
+        steering = self.hold, self.stop, self.slider
+        for one in (*steering, self.signal, self.curves, self.beat):
             forget_last_writer(one)
         style = element("style", *map(asset, ("theme.css", *run_view.SHEETS)))
         hidden = [widgets.HTML(style, layout=dict(display="none")), self.beat]
-        buttons = side_by_side(self.hold, self.stop, self.slider)
-        choices = side_by_side(self.signal), side_by_side(self.curves)
-        self.box = widgets.VBox([*hidden, self.head, buttons, *choices, self.view])
+        controls = side_by_side(*steering), *map(side_by_side, (self.signal, self.curves))
+        self.box = widgets.VBox([*hidden, self.head, *controls, self.view])
 
     # ---- What is clicked ----
 
@@ -315,18 +295,14 @@ class Panel:
 
     def _carefully(self, act: Callable[[], None]) -> None:
         "Do it; where it fails, say so above the controls."
+        self.note = ""
         try:
             act()
         except Exception as error:
             self.note = f"{type(error).__name__}: {error}"
             raise
-        else:
-            self.note = ""
         finally:
             self.show_head()
-
-    def _pause_or_go(self) -> None:
-        (self.board.go_on if self.board.wishes.pausing else self.board.pause)()
 
     def _slide(self, change: dict[str, Any]) -> None:
         if self.board.run.going and self.board.trainer is not None:
@@ -364,34 +340,30 @@ class Panel:
             self.slider.max, self.slider.min, self.slider.step = 100 * step, least, step
             self.slider.value = self.synced = max(start, least)
 
-    def _sync(self) -> None:
-        "Move the slider to a coefficient that was not set by it."
-        value = self.board.kl_coef
-        if self.board.wishes.kl_coef is None and value is not None and value != self.synced:
-            self.slider.value = self.synced = value
-
     def show_head(self) -> None:
-        """What was requested, and what can be requested now: no control for what is not there,
-        episodes, more curves than are shown, a coefficient that can be moved."""
+        "What was requested, and what can be now: there is no control for what is not there."
         with self.lock:
             board, run = self.board, self.board.run
             steers = run.going and board.trainer is not None
-            more = len(run.lines) > len(run_view.chosen_curves(run, self.few))
+            more = len(run.lines) > len(run_view.chosen_curves(run, board.curves))
             self.hold.description = "go on" if board.wishes.pausing else "pause"
             self.signal.layout.display = "flex" if run.batch else "none"
             self.curves.layout.display = "flex" if more else "none"
             self.slider.layout.display = None if steers else "none"
             for one in (self.hold, self.stop, self.slider):
                 one.disabled = not run.going or board.ranks > 1
-            self._sync()
+            value = board.kl_coef  # which the slider may not have set
+            if board.wishes.kl_coef is None and value is not None and value != self.synced:
+                self.slider.value = self.synced = value
             head = run_view.head_line(run, board.requested, self.note)
             self.head.value = element("div", sheet(head), class_="rlhf")
 
     def show_body(self) -> None:
         "Curves, changes and episodes."
         with self.lock:
-            names = self.few if self.curves.value == "few" else None
-            body = run_view.body_markup(self.board.run, names, self.signal.value, self.episodes)
+            board = self.board
+            names = board.curves if self.curves.value == "few" else None
+            body = run_view.body_markup(board.run, names, self.signal.value, board.episodes)
             self.view.value = element("div", sheet(body), class_="rlhf")
 
 
@@ -433,7 +405,7 @@ class LiveDashboard(RunCallback):
     def box(self) -> widgets.VBox:
         "The widgets: controls and views, made when somebody looks."
         if self.panel is None:
-            self.panel = Panel(self, self.curves, self.episodes, self.signal)
+            self.panel = Panel(self)
         return self.panel.box
 
     def show(self) -> None:
@@ -482,15 +454,18 @@ class LiveDashboard(RunCallback):
     # ---- What happens to the run ----
 
     def changed(self, event: Event) -> None:
-        "Show it."
+        "Show it; of the end the last picture."
         if event == "begin":
             self._begin()
-        elif event == "end":
-            self._end_of_run()
-        elif event == "wish" and self.panel is not None:
-            self.panel.show_head()
         elif event != "wish":
-            self.draw(now=event == "pause")
+            self.draw(now=event != "update")
+        elif self.panel is not None:
+            self.panel.show_head()
+        if event == "end":
+            self._keep()
+            shell = self._shell()
+            if shell is not None and self._cell_over in shell.events.callbacks["post_run_cell"]:
+                shell.events.unregister("post_run_cell", self._cell_over)
 
     def ppo_begin(self, trainer: PPOTrainer) -> None:
         "The dashboard takes the place of the progress bar where it can be seen."
@@ -504,8 +479,7 @@ class LiveDashboard(RunCallback):
         shell = self._shell() if self.ranks == 1 else None
         self.drawn = self.seconds = 0.0
         if shell is not None and not self._running_beside():
-            here = threading.current_thread() is threading.main_thread()
-            if self.trainer is None and here:
+            if self.trainer is None and threading.current_thread() is threading.main_thread():
                 shell.events.register("post_run_cell", self._cell_over)
             self.show()
         if self.panel is not None:
@@ -515,14 +489,10 @@ class LiveDashboard(RunCallback):
                 threading.Thread(target=self.panel.listen, daemon=True).start()
         self.draw(now=True)
 
-    def _end_of_run(self) -> None:
-        "The last picture."
-        self.draw(now=True)
+    def _keep(self) -> None:
+        "Write it once more where it was displayed: what a notebook keeps."
         if self.handle is not None:
             self.handle.update(self)
-        shell = self._shell()
-        if shell is not None and self._cell_over in shell.events.callbacks["post_run_cell"]:
-            shell.events.unregister("post_run_cell", self._cell_over)
 
     def _cell_over(self, result: Any) -> None:
         "The cell is over and the trainer, which is not PPO, did not report it: it broke off."
@@ -567,7 +537,5 @@ class LiveDashboard(RunCallback):
         except TimeoutError:
             so_far = state_sentence(self.run)
             raise TimeoutError(f"{seconds} seconds are over. {so_far} It goes on.") from None
-        # What the thread wrote after its cell was over is not kept by every front end.
-        if self.handle is not None:
-            self.handle.update(self)
+        self._keep()  # not every front end keeps what the thread wrote after its cell was over
         return self.beside.result()

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from numbers import Real
 from typing import Any
 
 import pandas as pd
@@ -25,10 +24,7 @@ def tensor_of(rollout: Rollout, name: str) -> Tensor:
     "One tensor of a rollout. Raises ValueError where it is not there yet."
     values = getattr(rollout, name)
     if values is None:
-        raise ValueError(
-            f"this rollout has no {name}: a later phase of the trainer fills it. Give a rollout "
-            "that went through that phase."
-        )
+        raise ValueError(f"this rollout has no {name} yet: give one that a later phase has filled.")
     return values
 
 
@@ -172,17 +168,15 @@ class Shown:
     now: Tensor | None = None  # [B, T] log-probs of another policy
     entropy: Tensor | None = None  # [B, T] nats
 
-    def extra(self, episode: int) -> dict[str, Tensor]:
-        "The signals of one episode that are computed here."
-        signals = {} if self.now is None else clip_signals(self.rollout, episode, self.now)
-        n = int(self.rollout.mask[episode].sum())
-        if self.entropy is not None:
-            signals["entropy"] = self.entropy[episode, :n].float()
-        return signals
-
     def signals(self, episode: int) -> dict[str, Tensor]:
         "All signals of one episode."
-        return episode_signals(self.rollout, episode) | self.extra(episode)
+        signals = episode_signals(self.rollout, episode)
+        if self.now is not None:
+            signals |= clip_signals(self.rollout, episode, self.now)
+        if self.entropy is not None:
+            n = int(self.rollout.mask[episode].sum())
+            signals["entropy"] = self.entropy[episode, :n].float()
+        return signals
 
     def scale(self, name: str) -> tuple[float | None, float | None]:
         """Where this update has no colour and where full colour, as in reader.js: (None, magnitude)
@@ -200,7 +194,7 @@ class Shown:
     def names(self) -> list[str]:
         "Which signals there are, those that are looked at most in front."
         stored = filled(self.rollout, ("kl", "advantages", "rewards", *SIGNALS))
-        return [*stored, *(self.extra(0) if len(self.rollout) else ())]
+        return list(stored | (self.signals(0) if len(self.rollout) else {}))
 
 
 def shown_of(
@@ -210,35 +204,24 @@ def shown_of(
     tensors = {name: x.detach().cpu() for name, x in filled(rollout, TENSORS).items()}
     if isinstance(now, Rollout):
         if not torch.equal(now.response_ids.cpu(), tensors["response_ids"]):
-            raise ValueError(
-                "now is a rollout of other responses: give the log-probs [B, T] that another "
-                "policy has for the tokens of this one."
-            )
+            raise ValueError("now is a rollout of other responses: give one of the same tokens.")
         now = now.logprobs
     if now is not None and rollout.logprobs is None:
         raise ValueError("this rollout has no logprobs to compare with: leave now out.")
     for name, given in dict(now=now, entropy=entropy).items():
         if given is not None and given.shape != rollout.mask.shape:
-            raise ValueError(
-                f"{name} has shape {list(given.shape)} and the responses "
-                f"{list(rollout.mask.shape)}: give one number a response token."
-            )
+            wanted = f"{list(rollout.mask.shape)}, a number a response token"
+            raise ValueError(f"{name} has shape {list(given.shape)}: give {wanted}.")
     here = lambda x: None if x is None else x.detach().cpu().float()
     return Shown(rollout.with_(**tensors), here(now), here(entropy))
 
 
-def _storable(x: Any) -> Any:
-    "Half of a surrogate pair, which no table can hold, becomes a question mark."
-    return x.encode("utf-8", "replace").decode() if isinstance(x, str) else x
-
-
 def columns_of(rollout: Rollout) -> pd.DataFrame:
-    "What is known of each episode, one row for each."
-    storable = lambda column: [_storable(x) for x in column]
-    columns = {_storable(name): storable(x) for name, x in rollout.columns.items()}
-    texts = dict(prompts=storable(rollout.prompts), responses=storable(rollout.responses))
-    frame = rollout.with_(**texts, columns=columns).episodes()
-    return pd.DataFrame(dict(episode=range(len(rollout)))).join(frame)
+    """What is known of each episode beside its texts, one row for each. Half of a surrogate pair,
+    which no table can hold, becomes a question mark."""
+    storable = lambda x: x.encode("utf-8", "replace").decode() if isinstance(x, str) else x
+    columns = {storable(name): list(map(storable, x)) for name, x in rollout.columns.items()}
+    return rollout.with_(prompts=[], responses=[], columns=columns).episodes()
 
 
 def when(rollout: Rollout) -> str:
@@ -252,11 +235,9 @@ def when(rollout: Rollout) -> str:
 
 def number_of(rollout: Rollout, name: str) -> float | None:
     "A number of the rollout's info, also where it was kept as text; None: there is none."
-    x = rollout.info.get(name)
     try:
-        number = float(x) if isinstance(x, (Real, str)) else math.nan
-    except ValueError:
+        number = float(rollout.info.get(name, math.nan))
+    except (TypeError, ValueError):
         return None
-    if not math.isfinite(number):
-        return None
-    return int(number) if number.is_integer() else number
+    whole = int(number) if number.is_integer() else number
+    return whole if math.isfinite(number) else None

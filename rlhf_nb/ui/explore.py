@@ -36,20 +36,16 @@ def action_button(name: str, act: Callable[[], None], tip: str = "") -> widgets.
 
 def side_by_side(*group: widgets.Widget) -> widgets.HBox:
     "Controls on one line, which wraps where the page is narrow."
-    wide = (widgets.FloatSlider, widgets.IntSlider, widgets.Text, widgets.FloatText)
     for one in group:
-        if isinstance(one, wide):
+        if isinstance(one, widgets.FloatSlider):
             one.layout.width, one.style.description_width = "22em", "6.5em"
         if isinstance(one, widgets.ToggleButtons):
             one.style.description_width = "5.5em"
-        if isinstance(one, widgets.Checkbox):
-            one.layout.width, one.indent = "auto", False
     return widgets.HBox(list(group), layout=dict(flex_flow="row wrap", align_items="baseline"))
 
 
 def notebook_bundle(live: widgets.Widget, html: str, text: str, **options: Any) -> dict[str, Any]:
-    """What a notebook displays: the widget where there is a kernel, markup or text elsewhere.
-    `_repr_mimebundle_` is IPython's display protocol, which every widget has."""
+    "What a notebook displays: the widget where there is a kernel, markup or text elsewhere."
     made = live._repr_mimebundle_(**options)
     data = made[0] if isinstance(made, tuple) else made  # anywidget's has metadata beside it
     return {**data, "text/html": html, "text/plain": text}
@@ -109,14 +105,6 @@ def thin_dials(
     return [thin_dial(dial) for dial in dials]
 
 
-def share_parts(views: Sequence[str]) -> dict[str, Any]:
-    "Texts as places in one list of parts, each kept once: tags, which neighbours have in common."
-    places: dict[str, int] = {}
-    tags = [re.findall(r"[^>]*>|[^>]+$", view) for view in views]
-    rows = [[places.setdefault(tag, len(places)) for tag in view] for view in tags]
-    return dict(parts=list(places), views=rows)
-
-
 def view_at(grid: Mapping[str, Any], state: Sequence[int]) -> str:
     "The text of one state, as the page puts it together."
     at = 0
@@ -132,13 +120,10 @@ def pack(grid: Mapping[str, Any]) -> bytes:
 
 
 def frame(grid: Mapping[str, Any]) -> str:
-    """An explorer in a page that has static/explorers.js and static/explorers.css: its start as
-    markup, which is all that a reader without scripts gets, and the states behind it."""
+    "For a page with explorers.js and explorers.css: its start as markup, and all states behind it."
     said = " · ".join(f"{dial['label']} {dial['texts'][dial['start']]}" for dial in grid["dials"])
     return asset("explorer.html").format(
-        title=escape(grid["title"]),
-        question=escape(grid["question"]),
-        note=escape(grid["note"]),
+        **{name: escape(grid[name]) for name in ("title", "question", "note")},
         said=escape(said),
         view=view_at(grid, [dial["start"] for dial in grid["dials"]]),
         states=base64.b64encode(pack(grid)).decode(),
@@ -185,10 +170,8 @@ def control(
         # Otherwise the name takes a line of its own.
         shared["layout"] = dict(display="flex", flex_flow="row nowrap", align_items="baseline")
         return widgets.ToggleButtons(options=spec, **shared)
-    raise ValueError(
-        f"{name} is {spec!r}: give (low, high, start), (low, high, start, step), a list or dict of "
-        "choices without None, or a truth value."
-    )
+    wanted = "(low, high, start), (low, high, start, step), a list or dict of choices without None"
+    raise ValueError(f"{name} is {spec!r}: give {wanted}, or a truth value.")
 
 
 def markup(
@@ -238,7 +221,7 @@ class Explorer:
         **specs: Any,  # a specification for each argument of render, as `control` takes it
     ):
         self.render, self.alt, self.title, self.question = render, alt, title, question
-        self.presets, self.stops = presets or {}, stops or {}
+        self.presets, self.stops, self.moving = presets or {}, stops or {}, False
         self.controls = {name: control(name, spec) for name, spec in specs.items()}
         self.start = self.state()
         alone = [{name: x} for name, its in self.stops.items() for x in its]
@@ -247,11 +230,6 @@ class Explorer:
         self.view = widgets.HTML(layout=dict(flex="1 1 32em", min_width="0", overflow="auto"))
         for one in self.controls.values():
             one.observe(self.update, names="value")
-        self.box = self.layout()
-        self.update()
-
-    def layout(self) -> widgets.VBox:
-        "Title and question above; the controls beside the view where there is room."
         moves = {name: {**self.start, **values} for name, values in self.presets.items()}
         named = [action_button(name, partial(self.set, **values)) for name, values in moves.items()]
         wrap = dict(flex_flow="row wrap")
@@ -260,14 +238,13 @@ class Explorer:
         body = widgets.HBox([column, self.view], layout=dict(wrap, align_items="flex-start"))
         style = widgets.HTML(element("style", asset("dials.css")), layout=dict(display="none"))
         box = widgets.VBox([style, *[widgets.HTML(self.head())] * bool(self.head()), body])
-        return box.add_class("rlhf-dials")
+        self.box = box.add_class("rlhf-dials")
+        self.update()
 
     def head(self) -> str:
         "Title and question, as markup."
-        if not self.title and not self.question:
-            return ""
         title = element("b", escape(self.title)) + element("br") if self.title else ""
-        return element("p", title, escape(self.question))
+        return element("p", title, escape(self.question)) if title or self.question else ""
 
     def state(self) -> dict[str, Any]:
         "The values of the controls."
@@ -282,14 +259,12 @@ class Explorer:
     def set(self, **values: Any) -> None:
         "Move some controls as one: the view is drawn once. Raises ValueError as `places` does."
         self.places(values)
-        for one in self.controls.values():
-            one.unobserve(self.update, names="value")
+        self.moving = True
         try:
             for name, value in values.items():
                 self.controls[name].value = value
         finally:
-            for one in self.controls.values():
-                one.observe(self.update, names="value")
+            self.moving = False
         self.update()
 
     def reset(self) -> None:
@@ -302,7 +277,9 @@ class Explorer:
         return Html(markup(self.render(**{**self.start, **values}), self.alt))
 
     def update(self, change: Any = None) -> None:
-        "Draw the view from the controls as they are set."
+        "Draw the view from the controls as they are set, unless more of them will move."
+        if self.moving:
+            return
         try:
             self.view.value = markup(self.render(**self.state()), self.alt)
         except Exception as error:
@@ -325,30 +302,29 @@ class Explorer:
         "What a page shows around the view."
         states = math.prod(len(one.values) for one in dials)
         at = lambda values: [one.place({**self.start, **values}[one.name]) for one in dials]
+        told = lambda x: dict(kind=x.kind, texts=[*x.texts], start=x.start)
         return dict(
             title=self.title or "Explorer",
             question=self.question,
             note=f"Drawn beforehand, for {states} states. In the notebook, every value is drawn.",
-            dials=[
-                dict(label=x.name.replace("_", " "), kind=x.kind, texts=[*x.texts], start=x.start)
-                for x in dials
-            ],
+            dials=[dict(label=x.name.replace("_", " "), **told(x)) for x in dials],
             presets=[dict(name=name, at=at(values)) for name, values in self.presets.items()],
         )
 
     def grid(self, most: int = MOST_STATES) -> dict[str, Any]:
-        """What a page without a kernel shows: its frame, and what `render` makes of each of at most
-        `most` states. Raises ValueError where choices alone make more."""
+        "What a page without a kernel shows, in at most so many states. Or ValueError."
         dials = self.dials(most)  # the last one moves fastest
         states = itertools.product(*(one.values for one in dials))
-        views = [markup(self.render(**dict(zip(self.controls, x))), self.alt) for x in states]
-        return {**self.framing(dials), **share_parts(views)}
+        drawn = [markup(self.render(**dict(zip(self.controls, x))), self.alt) for x in states]
+        parts: dict[str, int] = {}  # tags, which neighbours have in common, and their places
+        tags = [re.findall(r"[^>]*>|[^>]+$", view) for view in drawn]
+        views = [[parts.setdefault(tag, len(parts)) for tag in view] for view in tags]
+        return {**self.framing(dials), "parts": list(parts), "views": views}
 
     def save_html(self, path: str | Path, most: int = MOST_STATES) -> Path:
         "Write one page that needs no kernel and no network."
-        path = Path(path)
         write_text_atomic(path, page(self.grid(most)))
-        return path
+        return Path(path)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         values = " · ".join(f"{n.replace('_', ' ')} {x}" for n, x in self.state().items())

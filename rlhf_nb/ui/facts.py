@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from html import escape
+from itertools import chain
 
 from rlhf_nb.tldr import FACTS, SLOT
 from rlhf_nb.ui.html import Html, element, inline, visible
@@ -14,8 +15,7 @@ from rlhf_nb.world import TOLD
 _VALUES = {slot: f"(?P<{slot}>{'|'.join(values)})" for slot, values in FACTS.items()}
 _TOLD = [
     re.compile(re.escape(sentence).replace(r"\{", "{").replace(r"\}", "}").format(**_VALUES))
-    for sentences in TOLD.values()
-    for sentence in sentences
+    for sentence in chain(*TOLD.values())
 ]
 
 
@@ -35,8 +35,7 @@ def marked_texts(
     texts: Mapping[str, str],  # label -> a post or a summary
     facts: Mapping[str, str],  # the truth, a value for each slot
 ) -> Html:
-    """Each text under its label. A word that claims a fact is followed by its slot: with a tick on
-    blue where it is true, with a cross on orange where it is not."""
+    "Each text under its label. A word that claims a fact has its slot: ✓ and blue, ✗ and orange."
 
     def mark_word(word: str) -> str:
         slot = SLOT.get(word)
@@ -48,10 +47,9 @@ def marked_texts(
 
     blocks = []
     for label, text in texts.items():
-        lines = re.sub(r"\n+", "\n", text.strip())
-        body = "".join(map(mark_word, re.split(r"(\w+|\n)", lines)))
-        head = element("b", escape(label))
-        blocks.append(element("p", head, "\n", body, style=inline("claims")))
+        words = re.split(r"(\w+|\n)", re.sub(r"\n+", "\n", text.strip()))
+        body = element("b", escape(label)), "\n", *map(mark_word, words)
+        blocks.append(element("p", *body, style=inline("claims")))
     return Html("".join(blocks))
 
 
@@ -59,9 +57,8 @@ def claims_of(summary: str, facts: Mapping[str, str]) -> dict[str, list[str]]:
     "What the gold judge counts in a summary: words `covered` and `invented`, slots `missing`."
     stated = dict.fromkeys(word for word in re.findall(r"\w+", summary) if word in SLOT)
     covered = [word for word in stated if facts[SLOT[word]] == word]
-    stated_slots = {SLOT[word] for word in covered}
     invented = [word for word in stated if word not in covered]
-    missing = [slot for slot in facts if slot not in stated_slots]
+    missing = [slot for slot, word in facts.items() if word not in covered]
     return dict(covered=covered, invented=invented, missing=missing)
 
 
@@ -72,9 +69,8 @@ def _with_marks(text: str, mark: Callable[[str], str]) -> Html:
 
 def post_with_facts(post: str, facts: Mapping[str, str]) -> Html:
     "A post without its empty lines, its facts in bold; what its distractors say is not."
-    true, lines = set(facts.values()), re.sub(r"\n+", "\n", post)
-    bold = lambda word: element("strong", word) if word in true else escape(word)
-    return _with_marks(lines, bold)
+    bold = lambda word: element("strong", word) if word in facts.values() else escape(word)
+    return _with_marks(re.sub(r"\n+", "\n", post), bold)
 
 
 def judged_text(summary: str, facts: Mapping[str, str]) -> Html:
@@ -82,13 +78,11 @@ def judged_text(summary: str, facts: Mapping[str, str]) -> Html:
     claims = claims_of(summary, facts)
 
     def mark(word: str) -> str:
-        if word in claims["covered"]:
-            about = f"{SLOT[word]}: covered"
-            return element("mark", f"{word}✓", class_="fact covered", title=about)
-        if word in claims["invented"]:
-            about = f"{SLOT[word]}: is {facts[SLOT[word]]}"
-            return element("mark", f"{word}✗", class_="fact invented", title=about)
-        return escape(word)
+        kind = next((kind for kind in ("covered", "invented") if word in claims[kind]), None)
+        if kind is None:
+            return escape(word)
+        sign, about = ("✓", kind) if kind == "covered" else ("✗", f"is {facts[SLOT[word]]}")
+        return element("mark", word + sign, class_=f"fact {kind}", title=f"{SLOT[word]}: {about}")
 
     left = [f"○ {slot}: {escape(facts[slot])}" for slot in claims["missing"]]
     missing = [element("mark", text, class_="fact missing") for text in left]

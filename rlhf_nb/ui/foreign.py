@@ -1,7 +1,5 @@
-"""Rollouts that other trainers wrote: a table of episodes, and a mapping of its columns.
-
-`nbs/reference/59_other_trainers.ipynb` says which versions wrote these formats, and how to get a
-file of each."""
+"""Rollouts that other trainers wrote: a table of episodes, and a mapping of its columns. Of which
+versions the formats are, and how to get a file: `nbs/reference/59_other_trainers.ipynb`."""
 
 from __future__ import annotations
 
@@ -30,6 +28,7 @@ from rlhf_nb.training.saving import rollout_files
 from rlhf_nb.ui.run_files import Updates
 
 Row = dict[str, Any]  # an episode, by the names of a file's columns or of a rollout
+Given = Mapping[str, str] | None  # what a rollout calls it -> a column
 
 SUFFIXES = (".jsonl", ".ndjson", ".parquet", ".csv", ".json")
 OF_FOLDER = (*SUFFIXES[:-1], ".table.json")  # other JSON in a folder is settings
@@ -45,10 +44,8 @@ def parse_columns(words: Iterable[str]) -> dict[str, str]:
     "`prompt=question,response=answer` as a dictionary. Raises ValueError on a word without `=`."
     pairs = [pair.partition("=") for word in words for pair in word.split(",") if pair.strip()]
     if not all(equals for _, equals, _ in pairs):
-        raise ValueError(
-            f"--columns has {words!r}: write what it is and the column that has it, such as "
-            "prompt=question,response=answer. A sum is scores=a+b."
-        )
+        how = "write what it is and the column that has it, such as prompt=question,response=answer"
+        raise ValueError(f"--columns has {words!r}: {how}. A sum is scores=a+b.")
     return {name.strip(): column.strip() for name, _, column in pairs}
 
 
@@ -102,9 +99,10 @@ def _string(x: Any) -> str:
     x = _plain(x)
     if isinstance(x, str):
         return x
+    if x is None or x is pd.NA or x != x:
+        return ""
     made_plain = lambda y: y.tolist() if hasattr(y, "tolist") else str(y)
-    missing = x is None or x is pd.NA or x != x
-    return "" if missing else json.dumps(x, default=made_plain, ensure_ascii=False)
+    return json.dumps(x, default=made_plain, ensure_ascii=False)
 
 
 def turns_of(x: Any) -> list[dict[str, str]]:
@@ -162,13 +160,10 @@ def _columns(rows: Sequence[Row]) -> list[str]:
 def table_of(records: Any, source: str = "records") -> list[Row]:
     "Rows of a list of objects, a DataFrame or a Dataset. Raises ValueError on anything else."
     rows: Any = records.to_dict("records") if isinstance(records, pd.DataFrame) else records
-    is_list = isinstance(rows, Iterable) and not isinstance(rows, Mapping)
-    rows = list(rows) if is_list else []
+    rows = list(rows) if isinstance(rows, Iterable) else []  # of a mapping its names
     if not rows or not all(isinstance(row, Mapping) for row in rows):
-        raise ValueError(
-            f"{source} are no episodes: give a list of objects, one for each episode, a DataFrame "
-            "or a Dataset."
-        )
+        wanted = "give a list of objects, one for each episode, a DataFrame or a Dataset"
+        raise ValueError(f"{source} are no episodes: {wanted}.")
     rows = [{str(name): x for name, x in row.items()} for row in rows]
     if (columns := len(_columns(rows))) > MOST_COLUMNS:
         raise ValueError(f"{source} have {columns:,} columns: leave {MOST_COLUMNS:,} at most")
@@ -216,11 +211,12 @@ def read_table(path: Path, notes: list[str] | None = None) -> list[Row]:
                 raise ValueError(f"not one of {', '.join(SUFFIXES)}")
         return table_of(rows, "its rows")
     except (ValueError, OSError, TypeError, RuntimeError, ParserWarning) as error:
-        raise ValueError(
-            f"{path} cannot be read ({' '.join(str(error).split())[:300]}): give a table of "
-            f"episodes that ends in {', '.join(SUFFIXES)}, a folder of them, or the output_dir of "
-            "a run with save_rollouts=True."
-        ) from None
+        why, kinds = " ".join(str(error).split())[:300], ", ".join(SUFFIXES)
+        fix = (
+            f"give a table of episodes that ends in {kinds}, a folder of them, or the output_dir of"
+        )
+        fix += " a run with save_rollouts=True"
+        raise ValueError(f"{path} cannot be read ({why}): {fix}.") from None
 
 
 def file_number(path: Path) -> int:
@@ -268,12 +264,11 @@ def mapping_of(
     missing = {its for pair in mapping.items() for its in parts(*pair)} - {*columns}
     unknown = [*({*given} - {*TARGETS}), *missing]
     if unknown or not {"response", "messages", "tokens", "token_ids"} & {*mapping}:
-        wrong = f"nothing is called {_names(unknown)}"
-        raise ValueError(
-            f"{source}: {wrong if unknown else 'no format is known that it is of'}. It has the "
-            f"columns {_names(columns)}. Write which of them is what, such as "
-            f"--columns prompt=question,response=answer,scores=reward, of {', '.join(TARGETS)}."
-        )
+        none = "no format is known that it is of"
+        unread = f"nothing is called {_names(unknown)}" if unknown else none
+        how = "--columns prompt=question,response=answer,scores=reward"
+        how = f"Write which of them is what, such as {how}, of {', '.join(TARGETS)}."
+        raise ValueError(f"{source}: {unread}. It has the columns {_names(columns)}. {how}")
     if len(summed := parts("scores", mapping.get("scores", ""))) > 1:
         notes.append(f"scores is the sum of {_names(summed)}, with weights of 1.")
     read = "your mapping" if name is None or (given and name == OURS) else name
@@ -309,7 +304,7 @@ def episode_of(row: Row, mapping: Mapping[str, str]) -> Row:
 
 def episodes_of(
     rows: Sequence[Row],
-    given: Mapping[str, str] | None = None,
+    given: Given = None,
     source: str = "records",
     notes: list[str] | None = None,
 ) -> list[Row]:
@@ -434,11 +429,9 @@ def rollout_from(
     notes.append(f"Not in this file: {', '.join(absent)}." if absent else "Nothing is missing.")
     empty: Any = torch.zeros(len(episodes), 0, dtype=torch.long)
     others = [one.get("columns", {}) for one in episodes]
+    tensors = empty, empty.bool(), response_ids, mask
     return Rollout(
-        empty,
-        empty.bool(),
-        response_ids,
-        mask,
+        *tensors,
         **_both_of_tokens(made, mask),
         prompts=list(map(text_of, column("prompt"))),
         conversations=[turns_of(x) or text_of(x) for x in column("prompt")],
@@ -483,16 +476,13 @@ class ForeignRun(Updates):
     def refresh(self) -> None:
         "Read it again."
         super().__init__()  # nothing is kept of what was read before
-        self._episodes: dict[int, list[Row]] = {}
-        self._notes: dict[int, list[str]] = {}
+        self._taken: dict[int, tuple[list[Row], list[str]]] = {}  # episodes and notes
         self._left_out: list[str] = []  # notes on files that are not read
-        files = [self.path]
         if self.records is not None:
             self._take(self.records, 0, "records", [])
-            files = []
-        elif self.path.is_dir():
-            files = table_files(self.path, self._left_out)
-        for file in files:
+        folder = self.records is None and self.path.is_dir()
+        files = table_files(self.path, self._left_out) if folder else [self.path]
+        for file in files if self.records is None else ():
             notes: list[str] = []
             try:
                 rows = read_table(file, notes)
@@ -503,9 +493,9 @@ class ForeignRun(Updates):
                 self._left_out.append(f"{quoted(file.name)} {why}")
             else:
                 self._take(rows, file_number(file), str(file), notes)
-        if not self._episodes:
+        if not self._taken:
             raise ValueError(f"{self.path} has no file that ends in {', '.join(OF_FOLDER)}.")
-        self.files = dict.fromkeys(sorted(self._episodes))
+        self.files = dict.fromkeys(sorted(self._taken))
         self.counted = self.rollout(min(self.files)).info["unit"]
 
     def _take(self, rows: Sequence[Row], update: int, source: str, notes: list[str]) -> None:
@@ -515,10 +505,10 @@ class ForeignRun(Updates):
             if not step.is_integer():
                 why = f"its step is {quoted(given)}: give a whole number, or none (--columns step=)"
                 raise ValueError(f"{source}, row {i}: {why}.")
-            self._episodes.setdefault(int(step), []).append(one)
-            its = self._notes.setdefault(int(step), [])
+            episodes, its = self._taken.setdefault(int(step), ([], []))
+            episodes.append(one)
             its += [note for note in notes if note not in its]
 
     def _read(self, update: int) -> Rollout:
-        notes = self._notes[update] + self._left_out
-        return rollout_from(self._episodes[update], update, notes, self.tokenizer)
+        episodes, notes = self._taken[update]
+        return rollout_from(episodes, update, notes + self._left_out, self.tokenizer)

@@ -112,15 +112,10 @@ def element(tag: str, *content: str, **attributes: object) -> Html:
 
 
 @cache
-def _declarations() -> dict[str, str]:
-    "What each class of `inline.css` declares, in one line."
-    rules = re.findall(r"\.(\w+) \{(.*?)\}", asset("inline.css"), re.DOTALL)
-    return {name: re.sub(r"([:;])\s+", r"\1", body.strip()) for name, body in rules}
-
-
 def inline(rule: str, **values: str) -> str:
     "A rule of `inline.css` as the text of a `style` attribute; each value replaces its `var(--…)`."
-    text = _declarations()[rule]
+    (body,) = re.findall(rf"\.{rule} \{{(.*?)\}}", asset("inline.css"))
+    text = re.sub(r"([:;])\s+", r"\1", body.strip())
     for name, value in values.items():
         text = text.replace(f"var(--{name})", value)
     return text
@@ -148,13 +143,9 @@ def themed_page(title: str, *content: str, sheets: Sequence[str] = ()) -> str:
     return head + element("body", element("main", *content), class_="rlhf") + "</html>"
 
 
-def tinted_text(
-    tokens: Sequence[str],
-    values: Sequence[float],  # one a token
-    most: float,  # magnitude of full colour; 0: no colour
-    name: str,  # of the numbers
-) -> Html:
-    "Tokens as running text: orange above zero, blue below (`tints.css`), the number on hover."
+def tinted_text(tokens: Sequence[str], values: Sequence[float], most: float, name: str) -> Html:
+    """Tokens as running text: orange above zero, blue below (`tints.css`), in full colour at `most`
+    if that is not 0; the name of the numbers and each token's own on hover."""
 
     def word(token: str, value: float) -> str:
         finite = math.isfinite(value) and most > 0
@@ -268,26 +259,18 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
-def sections_markup(lead: str, sections: Mapping[str, str]) -> str:
-    "A line, the first section, and the others under headings, with a link to each."
+def section_page(title: str, lead: str, sections: Mapping[str, str]) -> str:
+    "A page without a script: a line, the first section, the others below headings and links."
     (first, opening), *others = sections.items()
     links, body = "", ""
     for i, (name, markup) in enumerate(others):
         head = element("h2", escape(name), id=f"s{i}")
         links += element("li", element("a", escape(name), href=f"#s{i}"))
         body += element("section", head, markup, aria_labelledby=f"s{i}")
-    return (
-        element("p", safe_text(lead), class_="lead")
-        + element("section", opening, aria_label=first)
-        + element("nav", element("ul", links), aria_label="Sections")
-        + body
-    )
-
-
-def section_page(title: str, lead: str, sections: Mapping[str, str]) -> str:
-    "A whole page of sections, without a script."
-    body = element("h1", safe_text(title)), sections_markup(lead, sections)
-    return themed_page(title, *body, sheets=["report.css"])
+    above = element("h1", safe_text(title)) + element("p", safe_text(lead), class_="lead")
+    above += element("section", opening, aria_label=first)
+    above += element("nav", element("ul", links), aria_label="Sections")
+    return themed_page(title, above, body, sheets=["report.css"])
 
 
 def script_page(

@@ -1,5 +1,4 @@
-"""The loop of RLHF with PPO in one picture: a large one for the index of the course, and a strip
-for the top of each page, in which that page's step is marked. Also rows in parts."""
+"The loop of RLHF with PPO as a picture: large, or a strip with a step marked; rows in parts."
 
 from __future__ import annotations
 
@@ -16,6 +15,7 @@ CARD, EDGE, PAPER, LINE = "#f6f8fa", "#d0d7de", "#ffffff", "#7d8793"
 INK, MUTED, ACCENT = "#1f2328", "#57606a", "#1f5fa8"
 TRAINED, FROZEN, PLUS, MINUS = "#dbe9f7", "#e9ecef", "#c2570c", "#1f5fa8"
 WIDTH = 800
+Edge = tuple[str, float]
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,7 @@ class Picture(str):
 
 
 def words(
-    x: float,
-    y: float,
-    text: str,
-    kind: str,  # title, text, line or page, and perhaps another class
-    size: float,
-    anchor: str = "middle",
-    color: str = "",
+    x: float, y: float, text: str, kind: str, size: float, anchor: str = "middle", color: str = ""
 ) -> str:
     "A line of text, in which `V_{t}` has a subscript. Titles are bold; the rest but text is muted."
     first, *rest = re.split(r"_\{(\w+)\}", text)
@@ -88,26 +82,17 @@ def words(
         inner += element("tspan", below, dy=3, font_size="75%")
         inner += element("tspan", escape(after), dy=-3)
     bold = kind.startswith("title")
-    font = dict(
-        font_size=size, fill=color or (INK if bold or kind == "text" else MUTED), text_anchor=anchor
-    )
-    weight = 600 if bold else None
-    return element("text", inner, class_=kind, x=x, y=y, **font, font_weight=weight)
+    ink = color or (INK if bold or kind == "text" else MUTED)
+    font = dict(fill=ink, text_anchor=anchor, font_weight=600 if bold else None)
+    return element("text", inner, class_=kind, x=x, y=y, font_size=size, **font)
 
 
 def rectangle(
-    x: float,
-    y: float,
-    w: float,
-    h: float,
-    kind: str,
-    fill: str = PAPER,
-    stroke: str = LINE,
-    thick: float = 1,
+    x: float, y: float, w: float, h: float, kind: str, fill: str = PAPER, edge: Edge = (LINE, 1)
 ) -> str:
-    "A rounded rectangle."
-    place = dict(x=x, y=y, width=w, height=h, rx=7)
-    return element("rect", class_=kind, **place, fill=fill, stroke=stroke, stroke_width=thick)
+    "A rounded rectangle, and the colour and the width of its edge."
+    look = dict(fill=fill, stroke=edge[0], stroke_width=edge[1])
+    return element("rect", class_=kind, x=x, y=y, width=w, height=h, rx=7, **look)
 
 
 def arrow(points: Sequence[tuple[float, float]], dashed: bool = False) -> str:
@@ -125,7 +110,7 @@ def arrow(points: Sequence[tuple[float, float]], dashed: bool = False) -> str:
 
 def picture_card(height: float, label: str, *parts: str) -> Picture:
     "The whole picture, on a card of its own colour so that it reads on white and on black."
-    card = rectangle(1, 1, WIDTH - 2, height - 2, "card", CARD, EDGE)
+    card = rectangle(1, 1, WIDTH - 2, height - 2, "card", CARD, (EDGE, 1))
     frame = dict(width=WIDTH, height=height, style=asset("loop.css"), label=escape(label))
     return Picture(asset("picture.svg").format(**frame, parts=card + "".join(parts)).rstrip())
 
@@ -133,11 +118,10 @@ def picture_card(height: float, label: str, *parts: str) -> Picture:
 def step_box(step: Step, x: float, y: float, w: float, h: float, marked: bool = False) -> str:
     "A step as a box: its page's number, its title and, where the box is high enough, its lines."
     small = h < 50
-    fill, stroke, thick = (ACCENT, INK, 2.5) if marked else (PAPER, LINE, 1)
-    color = PAPER if marked else ""
+    fill, edge, color = (ACCENT, (INK, 2.5), PAPER) if marked else (PAPER, (LINE, 1), "")
     middle, baseline = (x + w / 2 + 7, y + h / 2 + 5) if small else (x + w / 2, y + 25)
     parts = [
-        rectangle(x, y, w, h, "box", fill, stroke, thick),
+        rectangle(x, y, w, h, "box", fill, edge),
         words(x + 8, y + h / 2 + 4 if small else y + 17, step.number, "page", 11, "start", color),
         words(middle, baseline, step.title, "title", 14 if small else 16, color=color),
     ]
@@ -149,8 +133,7 @@ def step_box(step: Step, x: float, y: float, w: float, h: float, marked: bool = 
 
 def loop_frame(x: float, y: float, w: float, h: float, marked: bool = False) -> str:
     "The frame around the steps that are repeated."
-    stroke, thick = (ACCENT, 3) if marked else (LINE, 1.2)
-    frame = rectangle(x, y, w, h, "frame", "none", stroke, thick)
+    frame = rectangle(x, y, w, h, "frame", "none", (ACCENT, 3) if marked else (LINE, 1.2))
     return element("g", frame, class_="around" + " marked" * marked)
 
 
@@ -174,10 +157,8 @@ def strip(marked: Step) -> Picture:
     first, last = at[2] + w / 2, at[5] + w / 2
     turns = arrow([(last, top + h), (last, bottom)]), arrow([(first, bottom), (first, top + h)])
     frame = loop_frame(at[2] - 6, 4, at[5] + w - at[2] + 12, 100, whole)
-    label = (
-        "The RLHF-PPO loop: prompts, rollout, log-probs, reward, KL, shaping, GAE, losses, update, "
-        f"and again; evaluation is apart. This page: {marked.title} ({marked.number})."
-    )
+    label = "The RLHF-PPO loop: prompts, rollout, log-probs, reward, KL, shaping, GAE, losses, "
+    label += f"update, and again; evaluation is apart. This page: {marked.title} ({marked.number})."
     return picture_card(108, label, frame, *right, *left, *turns, *boxes)
 
 
@@ -250,19 +231,11 @@ def large() -> Picture:
     ]
     back = words(middle + 12, 280, "updated π and V,", "line", 13, "start")
     back += words(middle + 12, 298, "next batch", "line", 13, "start")
-    return picture_card(
-        536,
-        SUMMARY,
-        loop_frame(12, 120, 776, 320),
-        *arrows,
-        *boxes,
-        heading(206, 32, BY_NAME["models"]),
-        model_boxes(206, 40),
-        back,
-        heading(290, 248, BY_NAME["masks"]),
-        words(376, 248, BY_NAME["masks"].lines, "line", 13, "start"),
-        response_tokens(290, 260),
-    )
+    models = heading(206, 32, BY_NAME["models"]) + model_boxes(206, 40)
+    tokens = heading(290, 248, masks := BY_NAME["masks"])
+    tokens += words(376, 248, masks.lines, "line", 13, "start") + response_tokens(290, 260)
+    frame = loop_frame(12, 120, 776, 320)
+    return picture_card(536, SUMMARY, frame, *arrows, *boxes, models, back, tokens)
 
 
 # ---- In use ----
@@ -277,10 +250,7 @@ def loop_picture(
     for one in STEPS:
         if step in (one.name, one.page, one.page[3:]):
             return strip(one)
-    raise ValueError(
-        f"there is no step {step!r} in the loop: give one of {', '.join(BY_NAME)}, or no name for "
-        "the large picture."
-    )
+    raise ValueError(f"there is no step {step!r}: give one of {', '.join(BY_NAME)}, or no name.")
 
 
 # ---- Rows in parts ----
@@ -300,8 +270,8 @@ def parts_picture(
         for i, row in enumerate(rows):
             at, n = y + (high + 3) * i, lengths[row]
             bars.append(words(x - 8, at + 13, str(row), "number", 12, "end"))
-            bars.append(rectangle(x, at, unit * width, high, "box frozen", FROZEN, LINE))
-            bars.append(rectangle(x, at, unit * n, high, "box trained", TRAINED, LINE))
+            bars.append(rectangle(x, at, unit * width, high, "box frozen", FROZEN))
+            bars.append(rectangle(x, at, unit * n, high, "box trained", TRAINED))
             bars.append(words(x + unit * n / 2, at + 13, str(n), "number", 12, color=INK))
         return "".join(bars)
 

@@ -6,12 +6,9 @@ import ipywidgets as widgets
 
 
 def forget_last_writer(widget: widgets.Widget) -> widgets.Widget:
-    """Let a widget's messages arrive on the subshell that the front end addressed.
-
-    ipykernel 7.4 answers a widget on the shell that last wrote to it. For a widget that is written
-    from the cell that trains, this is the one shell that is busy. It keeps that memory in a private
-    attribute of the comm, `_reply_subshell_for`, and has no public switch.
-    """
+    """Let a widget's messages arrive on the subshell that the front end addressed. ipykernel 7.4
+    answers on the shell that last wrote to the widget: that of the cell that trains, which is busy.
+    It keeps that memory in `_reply_subshell_for` of the comm, and has no public switch."""
     if widget.comm is not None:
         widget.comm._reply_subshell_for = None
     return widget

@@ -1,5 +1,4 @@
-"""Pictures of tokens: a padded batch and where each model reads it, the KL and its estimators, how
-credit travels, and the clipped loss. Each is a function from numbers to a picture."""
+"Pictures, drawn from numbers: a padded batch, the KL, how credit travels, and the clipped loss."
 
 from __future__ import annotations
 
@@ -67,9 +66,8 @@ class Columns:
 
 def label(y: float, text: str, note: str = "") -> str:
     "What a line of boxes is, on its left."
-    return words(14, y + 19 - 8 * bool(note), text, "token", 13, "start", INK) + (
-        words(14, y + 26, note, "note", 11.5, "start") if note else ""
-    )
+    name = words(14, y + 19 - 8 * bool(note), text, "token", 13, "start", INK)
+    return name + (words(14, y + 26, note, "note", 11.5, "start") if note else "")
 
 
 def batch_picture(
@@ -93,11 +91,8 @@ def batch_picture(
     return picture_card(44 + 62 * len(prompts), text, *parts)
 
 
-def choice_picture(
-    prompt: Sequence[str],  # tokens; the empty string is padding
-    response: Sequence[str],
-) -> Picture:
-    "Below each column the token that its logits choose: the one in the next column."
+def choice_picture(prompt: Sequence[str], response: Sequence[str]) -> Picture:
+    "Below each token the one that its logits choose: the next. The empty string is padding."
     at, row = Columns(len(prompt), len(response), 132), [*prompt, *response]
     first, last = len(prompt) - 1, len(row) - 2
     parts = [at.headings(24, "prompt", "response"), label(38, "the model reads")]
@@ -113,34 +108,24 @@ def choice_picture(
         else:
             text = "the prompt" if column < first else "nothing"
             parts.append(words(at.middle(column), 123, text, "note", 12))
-    text = (
-        f"Columns {first} to {last} choose the {len(response)} response tokens: each column's "
-        "logits choose the token in the next column."
-    )
+    text = f"Columns {first} to {last} choose the {len(response)} response tokens: each column's "
+    text += "logits choose the token in the next column."
     return picture_card(164, text, *parts)
 
 
-def reading_picture(
-    prompt: Sequence[str],  # tokens
-    response: Sequence[str],
-) -> Picture:
-    "At which columns of one sequence policy, reference, value model and reward model are read."
+def reading_picture(prompt: Sequence[str], response: Sequence[str]) -> Picture:
+    "At which tokens of one sequence policy, reference, value model and reward model are read."
     at, count = Columns(len(prompt), len(response), 160), len(response)
     first, end = len(prompt) - 1, len(prompt) + count - 1
     parts = [at.headings(24, "prompt x", "response y"), label(38, "tokens")]
     parts += [at.box(column, 38, token) for column, token in enumerate([*prompt, *response])]
-    lines = (
-        (84, "policy, reference", "log-prob of the next token", "log π_{%d}"),
-        (122, "value model", "before each token", "V_{%d}"),
-    )
-    for y, name, note, form in lines:
+    read = 84, "policy, reference", "log-prob of the next token", "log π_{%d}"
+    for y, name, note, form in (read, (122, "value model", "before each token", "V_{%d}")):
         parts.append(label(y, name, note))
         parts += [at.box(first + t, y, form % t, TRAINED) for t in range(count)]
     parts.append(label(160, "reward model", "once, at the end") + at.box(end, 160, "s", TRAINED))
-    text = (
-        "Policy, reference and value model are read in the column before each response token; the "
-        "reward model is read once, at the last token."
-    )
+    text = "Policy, reference and value model are read in the column before each response token; "
+    text += "the reward model is read once, at the last token."
     return picture_card(202, text, *parts)
 
 
@@ -151,6 +136,7 @@ def reading_picture(
 # replaces them in a dark theme. Each colour comes with a dash or a sign as well.
 STROKES = dict(blue="#1f5fa8", orange="#c2570c", ink=INK, grey="#57606a")
 LINES = dict(k1=("blue", ""), k2=("orange", "7 3"), k3=("ink", "2 3"), abs=("grey", "9 3 2 3"))
+AXIS = dict(y1=232, y2=232, stroke=LINE, stroke_width=1)
 Point = tuple[float, float]
 
 
@@ -159,12 +145,6 @@ def line(points: Sequence[Point], color: str, dash: str = "", width: float = 1.8
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     stroke = dict(stroke=STROKES[color], stroke_width=width, stroke_dasharray=dash or None)
     return element("polyline", class_=color, points=path, fill="none", **stroke)
-
-
-def axis(x0: float, x1: float, y: float) -> str:
-    "A horizontal axis."
-    ends = dict(x1=x0, x2=x1, y1=y, y2=y)
-    return element("line", class_="axis", **ends, stroke=LINE, stroke_width=1)
 
 
 # ---- Two distributions, and what four estimators make of samples ----
@@ -186,7 +166,7 @@ def gap_panel(logprobs: Tensor, ref_logprobs: Tensor, drawn: Tensor) -> str:
     across = lambda at: 24 + 348 * (PLACES[at].item() + 5) / 10
     down = lambda value: 76 + 156 * -value / 13
     shown = [i for i in range(len(PLACES)) if abs(PLACES[i]) <= 5]
-    parts = [axis(24, 372, 232)]
+    parts: list[str] = [element("line", class_="axis", x1=24, x2=372, **AXIS)]
     for at in drawn.unique().tolist():
         gap = (logprobs[at] - ref_logprobs[at]).item()
         if at not in shown or gap == 0:
@@ -207,7 +187,7 @@ def histograms(averages: dict[str, Tensor], exact: float) -> str:
     low, high = (low, high) if high - low > 1e-6 else (low - 0.5, high + 0.5)
     counts = {name: torch.histc(x, BINS, low, high).tolist() for name, x in averages.items()}
     tallest, step = max(map(max, counts.values())), 372 / BINS
-    parts = [axis(404, 776, 232)]
+    parts: list[str] = [element("line", class_="axis", x1=404, x2=776, **AXIS)]
     for name, count in counts.items():
         steps: list[Point] = [(404, 232)]
         for i, n in enumerate(count):
@@ -268,11 +248,9 @@ BARS, ARCS, LABEL = 90.0, 84.0, 17.0  # heights of a row of bars, of the arcs, o
 FAINT = 0.02  # an arc with less than this share is not drawn
 
 
-def shares(
-    deltas: Sequence[float],  # T surprises
-    decay: float,  # gamma * lam
-) -> list[list[float]]:  # row t: what each surprise adds to the advantage of token t
-    "The terms of the sum in equation 16 of Schulman et al. 2016."
+def shares(deltas: Sequence[float], decay: float) -> list[list[float]]:
+    """Row t is what each surprise adds to the advantage of token t: the terms of the sum in
+    equation 16 of Schulman et al. 2016, decaying by gamma * lam."""
     T = range(len(deltas))
     return [[decay ** (j - t) * deltas[j] if j >= t else 0.0 for j in T] for t in T]
 
@@ -284,10 +262,10 @@ def side(value: float) -> str:
 def signed_bar(x: float, y: float, w: float, value: float, scale: float, alpha: float = 1.0) -> str:
     "A bar from the line y, upwards where the value is positive."
     h = abs(value) * scale
-    look = dict(fill=UP if value > 0 else DOWN, opacity=f"{alpha:.2f}")
     place = dict(x=x - w / 2, y=y - h * (value > 0), width=w, height=h)
-    rounded = {name: f"{number:.1f}" for name, number in place.items()}
-    return element("rect", class_=side(value), **rounded, **look)
+    look = {name: f"{number:.1f}" for name, number in place.items()}
+    look |= dict(fill=UP if value > 0 else DOWN, opacity=f"{alpha:.2f}")
+    return element("rect", class_=side(value), **look)
 
 
 def rule(kind: str, x0: float, x1: float, y: float, color: str, thick: float) -> str:
@@ -295,10 +273,8 @@ def rule(kind: str, x0: float, x1: float, y: float, color: str, thick: float) ->
     return element("path", class_=kind, d=d, stroke=color, stroke_width=thick)
 
 
-def arc(
-    start: float, end: float, y: float, value: float, share: float, largest: float
-) -> str:  # from the surprise at `start` to the token at `end`, as faint as its share is small
-    "As wide as the surprise is large."
+def arc(start: float, end: float, y: float, value: float, share: float, largest: float) -> str:
+    "From a surprise to a token, as wide as the surprise is large, as faint as its share is small."
     color, low, high = (UP if value > 0 else DOWN), y + ARCS, y + ARCS / 2
     d = f"M{start:.1f} {y:.1f}C{start:.1f} {high:.1f} {end:.1f} {high:.1f} {end:.1f} {low:.1f}"
     stroke = dict(fill="none", stroke=color, stroke_linecap="round")
@@ -313,12 +289,10 @@ def panel(
     deltas: Sequence[float],
     gamma: float,
     lam: float,
-    scale: float,
-    zeros: tuple[float, float],  # heights of the lines from which delta and A are drawn
-    arcs_at: float,
-    bottom: float,
+    heights: tuple[float, Point, float, float],  # of 1, of where delta, A, arcs and totals are
 ) -> str:
     "Surprises, arcs and advantages for one lambda."
+    scale, zeros, arcs_at, bottom = heights
     decay, terms = gamma * lam, shares(deltas, gamma * lam)
     column = (width - 34) / len(tokens)
     at = [left + 30 + column * (t + 0.5) for t in range(len(tokens))]
@@ -334,7 +308,6 @@ def panel(
             if delta and share >= FAINT:
                 parts.append(arc(at[j], at[t], arcs_at, delta, share, largest))
     for t, token in enumerate(tokens):
-        fading = [max(0.2, decay ** (j - t)) if j >= t else 0.0 for j in range(len(deltas))]
         total, above = sum(terms[t]), zeros[0] - max(deltas[t], 0.0) * scale - 6
         net, edge = zeros[1] - total * scale, thick / 2 + 4
         parts += [
@@ -343,8 +316,9 @@ def panel(
             words(at[t], arcs_at - 8, visible_token(token), "token", 12, color=INK),
         ]
         top = {"up": zeros[1], "down": zeros[1]}  # of what is stacked so far
-        for term, opacity in zip(terms[t], fading):
+        for j, term in enumerate(terms[t]):
             if term:
+                opacity = max(0.2, decay ** (j - t))
                 parts.append(signed_bar(at[t], top[side(term)], thick, term, scale, opacity))
                 top[side(term)] -= term * scale
         parts.append(rule("net", at[t] - edge, at[t] + edge, net, INK, 2.5))
@@ -377,12 +351,12 @@ def gae_picture(
     width = (WIDTH - 20) / len(lams)
     lefts = [10 + width * i for i in range(len(lams))]
     rest = scale, (zero, below), arcs_at, bottom
-    panels = [panel(x, width, tokens, deltas, gamma, y, *rest) for x, y in zip(lefts, lams)]
+    panels = [panel(x, width, tokens, deltas, gamma, y, rest) for x, y in zip(lefts, lams)]
     sums = lambda x: " ".join(signed_number(sum(row)) for row in shares(deltas, gamma * x))
     told = "; ".join(f"lambda {x:g}: {sums(x)}" for x in lams)
-    label = (
-        f"Surprises of {', '.join(tokens)}: {' '.join(map(signed_number, deltas))}. Arcs pass each "
-        f"on to the tokens before it, fading by (gamma lambda) a step. Advantages, {told}."
+    label = f"Surprises of {', '.join(tokens)}: {' '.join(map(signed_number, deltas))}. Arcs pass "
+    label += (
+        f"each on to the tokens before it, fading by (gamma lambda) a step. Advantages, {told}."
     )
     return picture_card(bottom + 13, label, element("style", asset("gae.css")), *panels)
 
@@ -392,6 +366,7 @@ def gae_picture(
 
 CLIPPED, DUAL, FLAT = "#1f5fa8", "#b35000", "#dfe3e8"
 TOP, HEIGHT = 48.0, 190.0  # of the area in which the lines are
+Loss = Callable[[float], float]  # over the ratio
 
 
 def loss_of(
@@ -417,14 +392,9 @@ def path(kind: str, points: list[tuple[float, float]], color: str, thick: float,
 
 
 def half(
-    left: float,
-    advantage: int,
-    up_to: float,
-    loss: Callable[[float], float],
-    edges: list[tuple[float, float]],  # intervals of the ratio in which nothing pulls
-    dual: Callable[[float], float] | None,
+    left: float, advantage: int, up_to: float, loss: Loss, edges: list[Point], dual: Loss | None
 ) -> str:
-    "The loss of a good token, or of a bad one."
+    "The loss of a good token, or of a bad one; edges are where nothing pulls, from ratio to ratio."
     x = lambda ratio: left + (WIDTH / 2 - 60) * ratio / up_to
     highest = 0.0 if advantage > 0 else up_to
     y = lambda value: TOP + HEIGHT * (0.06 + 0.88 * (highest - value) / up_to)
@@ -481,10 +451,8 @@ def clip_picture(
         halves.append(half(left, advantage, up_to, loss, edges, dual))
         halves.append(words(left - 14, TOP + 12, "loss", "number", 12, "end"))
     also = "" if dual_clip is None else f", and with the dual clip none above {dual_clip:g}"
-    label = (
-        f"The policy loss over the ratio. A good token has no gradient above {1 + high:g}, a bad "
-        f"one none below {1 - cliprange:g}{also}."
-    )
+    label = f"The policy loss over the ratio. A good token has no gradient above {1 + high:g}, a "
+    label += f"bad one none below {1 - cliprange:g}{also}."
     return picture_card(TOP + HEIGHT + 46, label, element("style", asset("clip.css")), *halves)
 
 

@@ -20,11 +20,9 @@ from rlhf_nb.training.metrics import in_order, metric_of
 AT_ONCE = ("lr", "learning_rate", "objective/kl_coef", "eval_*", "sample_*", "gold/*")
 
 
-def group_runs(
-    runs: Sequence[str],  # folders
-    groups: Sequence[str] | None = None,  # a name for each; None: its path without the seed
-) -> dict[str, list[str]]:  # name -> the runs to average
-    "Runs that differ in the seed alone, each folder once. ValueError where names don't match them."
+def group_runs(runs: Sequence[str], groups: Sequence[str] | None = None) -> dict[str, list[str]]:
+    """Folders of runs to average, each once, by name: its own of `groups`, else the path without
+    the seed. ValueError where there are more or fewer names than runs."""
     if groups and len(groups) != len(runs):
         count = f"{len(groups)} names for {len(runs)} runs"
         raise ValueError(f"--group has {count}: give one for each.")
@@ -40,11 +38,9 @@ def group_runs(
     return found
 
 
-def choose_metrics(
-    logs: Sequence[Log],
-    patterns: Sequence[str] | None = None,  # None: the viewer's that moved, else all
-) -> list[str]:
-    "Metrics that match, in the order of the patterns. ValueError where a pattern matches nothing."
+def choose_metrics(logs: Sequence[Log], patterns: Sequence[str] | None = None) -> list[str]:
+    """Metrics that match, in the order of the patterns; without, the viewer's that moved, or all
+    that did. ValueError where a pattern matches nothing."""
     known = sorted({name for log in logs for row in log for name in row})
     known = [name for name in known if name not in ("step", "episode", "epoch")]
     if patterns is None:
@@ -53,10 +49,8 @@ def choose_metrics(
         return list(filter(moved, main)) or list(filter(moved, known)) or known
     matches = {p: [name for name in known if fnmatch(name, p)] for p in patterns}
     if empty := next((p for p, match in matches.items() if not match), None):
-        raise ValueError(
-            f"--metrics {empty} matches nothing that was logged.{did_you_mean(empty, known)} There "
-            f"are: {', '.join(known)}."
-        )
+        hint = f"{did_you_mean(empty, known)} There are: {', '.join(known)}."
+        raise ValueError(f"--metrics {empty} matches nothing that was logged.{hint}")
     return list(dict.fromkeys(name for match in matches.values() for name in match))
 
 
@@ -84,13 +78,10 @@ def thin_line(
     return pd.Series(sums / np.add.reduceat(width, starts), index=places)
 
 
-def over_runs(
-    logs: Sequence[Log],
-    metric: str,
-    x: str,  # episode or step
-) -> pd.DataFrame:  # mean, least, most, runs; empty where no run logged it
-    """One metric of several runs, where all that went so far have a point; a run that ended early
-    is as far as it is. NaN where one of them logged NaN. ValueError where they share no point."""
+def over_runs(logs: Sequence[Log], metric: str, x: str) -> pd.DataFrame:
+    """Mean, least, most, runs of a metric over episode or step, where all runs that went so far
+    have a point; a run that ended early is as far as it is. NaN where one of them logged NaN, no
+    row where none logged it. ValueError where they share no point."""
     lines = [line for log in logs if len(line := line_of(log, metric, x))]
     if not lines:
         return pd.DataFrame(columns=["mean", "least", "most", "runs"], dtype=float)
@@ -98,10 +89,8 @@ def over_runs(
     places = sorted(filter(shared, {x for line in lines for x in line.index}))
     at_once = any(fnmatch(metric, p) for p in AT_ONCE)
     if not all(line.index.isin(places).any() for line in lines):
-        raise ValueError(
-            f"the runs of one line logged {metric} at no common {x}: give each run a name of its "
-            "own with --group, or runs with the same --logging_steps."
-        )
+        fix = "give each run a name of its own with --group, or the same --logging_steps"
+        raise ValueError(f"the runs of one line logged {metric} at no common {x}: {fix}.")
     columns = [thin_line(line, places, at_once).rename(i) for i, line in enumerate(lines)]
     table = pd.concat(columns, axis=1).sort_index()
     logged = pd.concat([column.notna() for column in columns], axis=1).sort_index()
@@ -114,11 +103,9 @@ def axis_of(logs: Sequence[Log]) -> str:
     return "episode" if all("episode" in log[-1] for log in logs) else "step"
 
 
-def last_values(
-    logs: Mapping[str, Sequence[Log]],  # name -> the logs of its seeds
-    metrics: Sequence[str],
-) -> pd.DataFrame:  # metric, name, mean, least, most, runs
-    "The last value of each metric, over the runs of a name; NaN where one of them logged NaN."
+def last_values(logs: Mapping[str, Sequence[Log]], metrics: Sequence[str]) -> pd.DataFrame:
+    """The last value of each metric, over the seeds of a name: metric, name, mean, least, most,
+    runs. NaN where one of them logged NaN."""
     rows = []
     for metric in metrics:
         for name, runs in logs.items():

@@ -26,11 +26,8 @@ def calibration_plot(table: pd.DataFrame) -> Figure:
     axis.plot(table.predicted, table.observed, color="#1f5fa8", marker="o", label="this model")
     for place in table.itertuples():
         _note(axis, f"{place.pairs:,}", (place.predicted, place.observed), (4, -11))
-    axis.set(
-        xlabel="predicted probability of being right",
-        ylabel="observed share that was right",
-        title=f"calibration error {calibration_error(table):.3f}",
-    )
+    axis.set(xlabel="predicted probability of being right", ylabel="observed share that was right")
+    axis.set_title(f"calibration error {calibration_error(table):.3f}")
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False)
     return figure

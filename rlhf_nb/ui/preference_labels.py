@@ -44,10 +44,8 @@ def draw_pairs(
         if all(stopped) and first and second and first != second
     ]
     if not rows:
-        raise ValueError(
-            f"of {len(data)} prompts none got two different answers that came to their end: raise "
-            "response_length or temperature, or train the policy further."
-        )
+        fix = "raise response_length or temperature, or train the policy further"
+        raise ValueError(f"of {len(data)} prompts none got two different answers that end: {fix}.")
     return Dataset.from_list(rows)
 
 
@@ -70,10 +68,7 @@ def showings(
 ) -> list[Showing]:
     "Which pair when, and on which side; more pairs do not change the beginning. Raises ValueError."
     if repeat_every and repeat_every <= _PAIRS_APART:
-        raise ValueError(
-            f"repeat_every is {repeat_every}: give 0 for none, or at least {_PAIRS_APART + 1}, so "
-            "that nobody remembers the side on which an answer was."
-        )
+        raise ValueError(f"repeat_every is {repeat_every}: give 0, or more than {_PAIRS_APART}.")
     chance, order, once = random.Random(f"sides/{seed}"), [], []
     for pair in range(pairs):
         once.append(Showing(pair, chance.randrange(2), False))
@@ -93,33 +88,21 @@ def _is_turns(x: Any) -> bool:
 def checked_pairs(data: Dataset | Rows, answers: tuple[str, str]) -> list[dict[str, Any]]:
     "Prompt and answers of each row. Raises ValueError, naming it, where nobody could label it."
     pairs: list[dict[str, Any]] = []
-    one, two = answers
-    wanted = f"give columns {one} and {two} (answers= says how they are called), and prompt"
+    wanted = f"give columns {' and '.join(answers)} (answers= says how they are called), and prompt"
     for number, row in enumerate(data):
         if missing := [name for name in answers if name not in row]:
             raise ValueError(f"the data have columns {list(row)} and lack {missing}: {wanted}.")
         both = [row[name] for name in answers]
         for name, x in zip(("prompt", *answers), (row.get("prompt"), *both)):
             if not _is_turns(x) and not (name == "prompt" and x is None):
-                raise ValueError(
-                    f"row {number}: {name} is {x!r}: give a text that is not empty, or a "
-                    "conversation; or drop the row."
-                )
+                fix = "give a text that is not empty, or a conversation; or drop the row"
+                raise ValueError(f"row {number}: {name} is {x!r}: {fix}.")
         if both[0] == both[1]:
             raise ValueError(f"row {number}: both answers are the same: drop the row.")
         pairs.append(dict(prompt=row.get("prompt"), answers=both))
     if not pairs:
         raise ValueError(f"there are 0 pairs to label: {wanted}.")
     return pairs
-
-
-def _object_of(line: bytes) -> dict[str, Any] | None:
-    "The JSON object on a whole line; None where it is something else, or torn."
-    try:
-        record = parse_json(line)
-    except ValueError:  # of JSON, or of UTF-8
-        return None
-    return record if isinstance(record, dict) and line.endswith(b"\n") else None
 
 
 class LabelFile:
@@ -139,14 +122,17 @@ class LabelFile:
         "All whole lines. Raises ValueError on one in the middle that is no JSON object."
         self.seen = self.stamp()  # before it is read: what comes in between is noticed later
         raw = self.path.read_bytes() if self.path.exists() else b""
-        lines = raw.splitlines(keepends=True)
-        records = list(map(_object_of, lines))
+        lines, records = raw.splitlines(keepends=True), list[Any]()
+        for line in lines:
+            try:
+                record = parse_json(line)
+            except ValueError:  # of JSON, or of UTF-8
+                record = None
+            records.append(record if isinstance(record, dict) and line[-1:] == b"\n" else None)
         if None in records[:-1]:
             bad = records.index(None)
-            raise ValueError(
-                f"{self.path.name}, line {bad + 1} is no JSON object: {lines[bad][:60]!r}. Fix or "
-                "delete that line; all others are kept."
-            )
+            why = f"line {bad + 1} is no JSON object: {lines[bad][:60]!r}"
+            raise ValueError(f"{self.path.name}, {why}. Fix or delete it; all others are kept.")
         self.torn = len(lines[-1]) if records[-1:] == [None] else 0
         self.size = len(raw) - self.torn
         return [record for record in records if record is not None]
@@ -155,15 +141,13 @@ class LabelFile:
         "One more line, in place of a torn one. ValueError where somebody else has written since."
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.stamp() != self.seen:
-            raise ValueError(
-                f"{self.path.name} was written by somebody else since it was last written here: "
-                "it is open elsewhere. This choice was not saved; close the other one and run "
-                "this cell again."
+            fix = (
+                "it is open elsewhere. This was not saved; close the other one, run this cell again"
             )
+            raise ValueError(f"{self.path.name} was since written by somebody else: {fix}.")
         try:
-            with open(self.path, "r+b" if self.path.exists() else "wb") as file:
-                file.seek(self.size)
-                file.truncate()
+            with open(self.path, "ab") as file:
+                file.truncate(self.size)
                 file.write(line := (json.dumps(record) + "\n").encode())
                 file.flush()
                 os.fsync(file.fileno())
@@ -214,10 +198,8 @@ class Labels:
         "Columns chosen, rejected, pair, perhaps prompt: first showings, no ties. Or ValueError."
         rows = [row for row in self.fresh if row["choice"] != "0"]
         if not rows:
-            raise ValueError(
-                f"of {len(self.fresh)} labelled pairs {len(self.fresh)} are ties and none is "
-                "decided: label more, or draw pairs that differ more."
-            )
+            fix = "label more, or draw pairs that differ more"
+            raise ValueError(f"of {len(self.fresh)} labelled pairs none is decided: {fix}.")
         names = ["prompt"] * (rows[0]["prompt"] is not None) + ["chosen", "rejected", "pair"]
         return Dataset.from_list([{name: row[name] for name in names} for row in rows])
 
@@ -239,9 +221,8 @@ def report_lines(labels: Labels) -> dict[str, str]:
         "agreement with yourself": share_sentence(same, twice),
         "answer 1 was taken": share_sentence(first, of) + lean,
     }
-    if labels.torn:
-        why = "of a last line were not written to their end and are passed over"
-        lines["torn"] = f"{labels.torn} bytes {why}"
+    if torn := labels.torn:
+        lines["torn"] = f"{torn} bytes of a last line were not written to their end: passed over"
     return lines
 
 
@@ -254,11 +235,8 @@ def _labels_in(file: LabelFile) -> Labels:
         elif row.get("choice") in ("0", "1", "2") and {"pair", "left", "answers"} <= set(row):
             rows.append(dict(row))
         else:
-            name = f"{file.path.name}, line {number}"
-            raise ValueError(
-                f"{name} is no choice of label_preferences: {str(row)[:80]}. Give the path of a "
-                "file that it wrote, or of a new one."
-            )
+            why = f"line {number} is no choice of label_preferences: {str(row)[:80]}"
+            raise ValueError(f"{file.path.name}, {why}. Give a file that it wrote, or a new one.")
     return Labels(rows, (len(records) - len(rows)) // 2, file.torn)
 
 
@@ -271,8 +249,7 @@ def read_labels(path: str | Path) -> Labels:
 
 
 def load_preferences(path: str | Path) -> Dataset:
-    """The decided pairs of a file of `label_preferences`, for RewardTrainer: chosen, rejected,
-    pair, prompt. Ties, repeats and what was taken back are left out."""
+    "Pairs for RewardTrainer: chosen, rejected, pair, prompt. No tie, no repeat, none taken back."
     return read_labels(path).training()
 
 
@@ -286,7 +263,7 @@ class PersonJudge:
         self.verdicts: dict[tuple[str, ...], float] = {}
         for row in self.rows:
             prompt, one, two = map(turns_text, (row["prompt"], *row["answers"]))
-            verdict = {"1": 0.0, "2": 1.0, "0": 0.5}[row["choice"]]
+            verdict = verdict_sentence(row | dict(left=0))  # of the answers as they were shown
             self.verdicts |= {(prompt, one, two): verdict, (prompt, two, one): 1 - verdict}
 
     def usage(self) -> str:
@@ -313,17 +290,12 @@ def _continue(rows: Rows, order: Sequence[Showing], pairs: Rows, name: str) -> N
         made = f"{len(rows)} choices and there are {len(order)} to make"
         raise ValueError(f"{name} has {made}: {fix}.")
     for i, (row, showing) in enumerate(zip(rows, order)):
-        if (row["pair"], row["left"], row["again"]) != (showing.pair, showing.left, showing.again):
-            raise ValueError(
-                f"choice {i + 1} in {name} is of pair {row['pair']}, and pair {showing.pair} "
-                f"would be shown here, or its sides the other way round: {fix}."
-            )
         pair = pairs[showing.pair]
-        if [row.get("prompt"), row["answers"]] != [pair["prompt"], _in_order(pair, showing)]:
-            raise ValueError(
-                f"choice {i + 1} in {name} was made between other texts than row {showing.pair} "
-                f"has: {fix}."
-            )
+        wanted = asdict(showing) | dict(prompt=pair["prompt"], answers=_in_order(pair, showing))
+        if any(row.get(key) != x for key, x in wanted.items()):
+            other = "would be shown here, or its sides the other way round, or with other texts"
+            why = f"is of pair {row['pair']}, and pair {showing.pair} {other}"
+            raise ValueError(f"choice {i + 1} in {name} {why}: {fix}.")
 
 
 class Labelling:
@@ -364,10 +336,8 @@ class Labelling:
         "1: answer 1 is better. 2: answer 2. 0: a tie. It is on the disk then. Or ValueError."
         at, now = self.showing, self.clock()
         if key not in ("0", "1", "2") or at is None:
-            raise ValueError(
-                f"key {key!r} after {len(self.rows)} of {len(self.order)} choices: give 1, 2 or 0 "
-                "while a pair is shown."
-            )
+            made = f"after {len(self.rows)} of {len(self.order)} choices"
+            raise ValueError(f"key {key!r} {made}: give 1, 2 or 0 while a pair is shown.")
         prompt, both = self.answers()
         sides: dict[str, Any] = {"1": both, "2": both[::-1], "0": (None, None)}
         chosen, rejected = sides[key]

@@ -15,17 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf_nb.reward import RewardConfig
 from rlhf_nb.sft import load_processing_class
 from rlhf_nb.training.prompts import turns_text
+from rlhf_nb.ui import html
 from rlhf_nb.ui.explore import action_button, notebook_bundle, side_by_side
-from rlhf_nb.ui.html import (
-    data_table,
-    element,
-    error_note,
-    folded,
-    safe_prose,
-    safe_text,
-    sheet,
-    themed_markup,
-)
 from rlhf_nb.ui.preference_labels import Labelling, Labels, report_lines
 from rlhf_nb.ui.refit import Refit, refit_reward_model, render_refit
 from rlhf_nb.ui.viz import Html
@@ -36,36 +27,36 @@ SHEETS = ("sheet.css", "preferences.css")
 def label_report(labels: Labels) -> Html:
     "How much was labelled, how long it took, how reliable it is."
     heads = "question", "How good are these labels?"
-    table = data_table("", heads, list(report_lines(labels).items()))
-    return themed_markup(sheet(table), sheets=SHEETS)
+    table = html.data_table("", heads, list(report_lines(labels).items()))
+    return html.themed_markup(html.sheet(table), sheets=SHEETS)
 
 
 def _pane(name: str, text: str) -> Html:
     "A text under its name, side by side with others where they fit."
-    words = element("p", safe_prose(text), class_="prose")
-    return element("section", element("h4", safe_text(name)), words, class_="pane")
+    words = html.element("p", html.safe_prose(text), class_="prose")
+    return html.element("section", html.element("h4", html.safe_text(name)), words, class_="pane")
 
 
 def render_labelling(work: Labelling, note: str = "") -> Html:
     "The pair that waits, how far one is, what the last key did (`note`), how good the labels are."
     done, total, name = len(work.rows), len(work.order), work.file.path.name
-    place = element("b", f"Choice {min(done + 1, total)} of {total}")
+    place = html.element("b", f"Choice {min(done + 1, total)} of {total}")
     after = f" · {done} saved in {name}{f' · {note}' if note else ''}"
-    parts = [element("p", place, safe_text(after), role="status")]
-    parts.append(element("progress", value=done, max=total, aria_label="choices made"))
+    parts = [html.element("p", place, html.safe_text(after), role="status")]
+    parts.append(html.element("progress", value=done, max=total, aria_label="choices made"))
     if work.showing is None:
-        over = element("b", f"All {total} choices are made.")
-        then = safe_text(f" load_preferences({name!r}) gives them to RewardTrainer.")
-        parts.append(element("p", over, then))
+        over = html.element("b", f"All {total} choices are made.")
+        then = html.safe_text(f" load_preferences({name!r}) gives them to RewardTrainer.")
+        parts.append(html.element("p", over, then))
     else:
         prompt, both = work.answers()
         if prompt is not None:
             parts.append(_pane("Prompt", turns_text(prompt)))
         panes = [_pane(f"Answer {i}", turns_text(text)) for i, text in enumerate(both, 1)]
-        parts.append(element("div", *panes, class_="panes"))
-    table = data_table("", ["question", "answer"], list(report_lines(work.labels).items()))
-    details = folded("How good are these labels?", table)
-    return themed_markup(sheet(*parts, details), sheets=SHEETS)
+        parts.append(html.element("div", *panes, class_="panes"))
+    table = html.data_table("", ["question", "answer"], list(report_lines(work.labels).items()))
+    details = html.folded("How good are these labels?", table)
+    return html.themed_markup(html.sheet(*parts, details), sheets=SHEETS)
 
 
 _APART_SECONDS = 0.2  # a key that comes sooner after a pair was drawn was not pressed by a reader
@@ -135,12 +126,11 @@ class PreferenceDesk:
     @cached_property
     def field(self) -> widgets.Text:
         "The field that hears keys."
-        field = widgets.Text(
-            value=self.last_key(),
-            description="key",
-            placeholder="1 2 0 u",
-            tooltip="1: answer 1 is better. 2: answer 2. 0: a tie. u or Backspace: take back.",
+        tip = "1: answer 1 is better. 2: answer 2. 0: a tie. u or Backspace: take back."
+        about = dict(
+            description="key", placeholder="1 2 0 u", tooltip=tip, layout=dict(width="10em")
         )
+        field = widgets.Text(self.last_key(), style=dict(description_width="2.5em"), **about)
         field.observe(self.take_key, names="value")
         return field
 
@@ -158,7 +148,6 @@ class PreferenceDesk:
     def box(self) -> widgets.VBox:
         "Controls above the pair, made at their first use."
         line = side_by_side(self.field, *self.buttons.values())
-        self.field.layout.width, self.field.style.description_width = "10em", "2.5em"
         self.view.value = self.draw()
         return widgets.VBox([line, self.view])
 
@@ -175,7 +164,7 @@ class PreferenceDesk:
             press()
             view = self.draw()
         except Exception as error:
-            view = error_note(error)
+            view = html.error_note(error)
             raise
         finally:
             self.field.value, self.view.value, self.busy = self.last_key(), view, False
@@ -210,10 +199,8 @@ def label_preferences(
 ) -> PreferenceDesk:
     "Choose by 1, 2, 0 and u; each choice is saved at once. ValueError on rows or a file of no use."
     if refit_every and model is None:
-        raise ValueError(
-            f"refit_every is {refit_every} and there is no model to refit: give model and "
-            "processing_class."
-        )
+        fix = "give model and processing_class"
+        raise ValueError(f"refit_every is {refit_every} and there is no model to refit: {fix}.")
     work = Labelling(dataset, path, answers, seed, repeat_every)
     if model is None:
         return PreferenceDesk(work, None, refit_every)

@@ -8,6 +8,7 @@ import json
 import tempfile
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import torch
@@ -26,12 +27,8 @@ from rlhf_nb.ui.preference_labels import share_sentence
 from rlhf_nb.ui.viz import Html
 
 
-def is_held_out(
-    prompt: Turns | None,
-    share: float = 0.25,  # of all prompts
-    seed: int = 0,
-) -> bool:
-    "Whether labels on this prompt are kept for measuring: a hash decides, for good."
+def is_held_out(prompt: Turns | None, share: float = 0.25, seed: int = 0) -> bool:
+    "Whether labels on this prompt only measure, as on a share of all: a hash decides, for good."
     digest = hashlib.sha256(f"{seed}/{json.dumps(prompt)}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64 < share
 
@@ -97,16 +94,9 @@ def render_refit(refit: Refit, most: int = 8) -> Html:
 
 def quick_reward_args(output_dir: str) -> RewardConfig:
     "Eight passes with a large learning rate: for small models and labels of a few minutes."
-    return RewardConfig(
-        output_dir,
-        learning_rate=3e-3,
-        per_device_train_batch_size=8,
-        num_train_epochs=8,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        use_cpu=not torch.cuda.is_available(),
-    )
+    how: dict[str, Any] = dict(report_to="none", save_strategy="no", disable_tqdm=True)
+    how |= dict(learning_rate=3e-3, num_train_epochs=8, per_device_train_batch_size=8)
+    return RewardConfig(output_dir, use_cpu=not torch.cuda.is_available(), **how)
 
 
 def refit_reward_model(
@@ -121,10 +111,8 @@ def refit_reward_model(
     held = [is_held_out(row.get("prompt") or row["chosen"], held_out, seed) for row in labels]
     train = labels.select([i for i, kept in enumerate(held) if not kept])
     if len(train) < 2:
-        raise ValueError(
-            f"of {len(labels)} decided labels {len(train)} may be trained on: label at least "
-            f"{2 - len(train)} more pairs, or lower held_out ({held_out:g})."
-        )
+        fix = f"label at least {2 - len(train)} more pairs, or lower held_out ({held_out:g})"
+        raise ValueError(f"of {len(labels)} labels {len(train)} may be trained on: {fix}.")
     start, tokenizer = time.monotonic(), load_processing_class(model, processing_class)
     with random_state_kept(), tempfile.TemporaryDirectory() as folder:
         own = model if isinstance(model, str) else copy.deepcopy(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping
+from functools import cache, lru_cache
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,7 @@ from rlhf_nb.training.saving import kept_rollouts, merge_rollouts, rollout_files
 
 def ppo_lines(metrics: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     "PPO's log entries, a row an episode count; where a stretch was done again, the last attempt."
-    kept: list[dict[str, float]] = []
-    limit = math.inf
+    kept, limit = list[dict[str, float]](), math.inf
     for line in reversed(list(metrics)):
         numbers = {name: float(x) for name, x in line.items() if isinstance(x, Real)}
         episode = numbers.get("episode", math.nan)
@@ -97,24 +97,10 @@ def numbers_of(path: Path) -> pd.DataFrame:
         raise ValueError(f"{path} cannot be read ({error}): {how}.") from None
 
 
-def _log_of(path: Path) -> pd.DataFrame:
-    "PPO's log entries of a run, a row each, with their `update`; empty where none was written."
-    lines = next((rows for folder in (path, path / "ppo") if (rows := logged_rows(folder))), [])
-    frame = ppo_lines(lines)
-    if not len(frame) or "step" not in frame:
-        return pd.DataFrame()
-    batch = (frame["episode"] / frame["step"]).replace(math.inf, math.nan).median()
-    by_episode = (frame["episode"] / batch).round()  # of a line without a step
-    return frame.assign(update=frame["step"].fillna(by_episode) - 1)
-
-
 def spread(count: int, most: int) -> list[int]:
     "Some of `count` indices, the first and the last among them."
-    if count <= most:
-        return list(range(count))
-    if most <= 1:
-        return [count - 1]
-    return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
+    n = min(count, most)
+    return [round(i * (count - 1) / (n - 1)) for i in range(n)] if n > 1 else [count - 1][:count]
 
 
 class Updates:
@@ -126,9 +112,10 @@ class Updates:
     log = pd.DataFrame()  # what was logged, a row an update; empty where nothing was
 
     def __init__(self) -> None:
-        self._rollouts: dict[Hashable, Rollout] = {}
-        self._numbers: dict[Hashable, pd.DataFrame] = {}
-        self._prompts: dict[Hashable, dict[int, int]] = {}
+        "What was read is kept: the last four updates, and of all the numbers and the prompts."
+        self._rollouts = lru_cache(4)(lambda update, stamp: self._read(update))
+        self._numbers = cache(lambda update, stamp: self._count(update))
+        self._prompts = cache(lambda update, stamp: list(map(hash, self._texts(update))))
 
     def refresh(self) -> None:
         "Look for what is new."
@@ -150,33 +137,23 @@ class Updates:
         return self.rollout(update).prompts
 
     def rollout(self, update: int) -> Rollout:
-        "One update, all ranks; the last four are kept."
-        stamp = self._stamp(update)
-        rollout = self._rollouts.pop(stamp, None) or self._read(update)
-        self._rollouts[stamp] = rollout  # the youngest is the last
-        for old in list(self._rollouts)[:-4]:
-            del self._rollouts[old]
-        return rollout
+        "One update, all ranks."
+        return self._rollouts(update, self._stamp(update))
 
     def numbers(self, updates: Iterable[int] | None = None) -> pd.DataFrame:
         "Length, score, KL and repetition of each episode of some or all updates, each read once."
-        frames = []
-        for update in self.files if updates is None else updates:
-            if (stamp := self._stamp(update)) not in self._numbers:
-                frame = self._count(update)
-                self._numbers[stamp] = frame.assign(update=update, episode=range(len(frame)))
-            frames.append(self._numbers[stamp])
-        return pd.concat(frames, ignore_index=True)
+        chosen = list(self.files if updates is None else updates)
+        frames = [self._numbers(update, self._stamp(update)) for update in chosen]
+        numbers = pd.concat(frames, keys=chosen, names=["update", "episode"])
+        return numbers.reset_index()
 
     def again(self, prompt: str, most: int = 8) -> list[tuple[int, int]]:
         "Update and row of each time that a prompt was sampled, one an update; of many, some."
         hits = []
         for update in self.files:
-            if (stamp := self._stamp(update)) not in self._prompts:
-                rows = reversed([*enumerate(self._texts(update))])  # of two the first one stays
-                self._prompts[stamp] = {hash(text): row for row, text in rows}
-            if (row := self._prompts[stamp].get(hash(prompt))) is not None:
-                hits.append((update, row))
+            hashes = self._prompts(update, self._stamp(update))
+            if hash(prompt) in hashes:
+                hits.append((update, hashes.index(hash(prompt))))
         return [hits[i] for i in spread(len(hits), most)]
 
     def completions(self) -> dict[str, list[dict[str, str]]]:
@@ -196,9 +173,14 @@ class RunFolder(Updates):
         self.refresh()
 
     def refresh(self) -> None:
-        "Look for new files."
+        "Look for new files, and for new lines of the log; a line without a step has an episode."
         self.files = rollout_files(self.path)
-        self.log = _log_of(self.path)
+        logs = map(logged_rows, (self.path, self.path / "ppo"))
+        frame, self.log = ppo_lines(next(filter(None, logs), [])), pd.DataFrame()
+        if len(frame) and "step" in frame:
+            batch = (frame["episode"] / frame["step"]).replace(math.inf, math.nan).median()
+            by_episode = (frame["episode"] / batch).round()
+            self.log = frame.assign(update=frame["step"].fillna(by_episode) - 1)
 
     def _stamp(self, update: int) -> Hashable:
         return update, *((file.name, file.stat().st_mtime_ns) for file in self.files[update])

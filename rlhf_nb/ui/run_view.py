@@ -1,5 +1,4 @@
-"""A run as it is now: its record, and its pages, drawn by pure functions. The live panel, what a
-notebook keeps and the saved file show the same. No widgets, no threads."""
+"A run as it is now: its record, and its pages, drawn by pure functions. No widgets, no threads."
 
 from __future__ import annotations
 
@@ -11,16 +10,8 @@ from typing import Any
 
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.metrics import LOG_NAMES, in_order, metric_of
+from rlhf_nb.ui import episodes as of
 from rlhf_nb.ui.chart import Points, curve_picture, curve_svg, thin, value_text
-from rlhf_nb.ui.episodes import (
-    bracketed,
-    end_of,
-    episode_facts,
-    episode_signals,
-    episode_tokens,
-    paler,
-    prompt_of,
-)
 from rlhf_nb.ui.html import (
     add_blanks,
     data_table,
@@ -130,12 +121,10 @@ def curve_figure(metric: str, points: Points, run: Run) -> str:
     title, unit = known.label, known.unit.replace("share of ", "% of ")
     if known.is_share:
         points = [(update, 100 * value) for update, value in points]
-    head = element("strong", safe_text(title))
-    if title != metric:
-        head = Html(head + " " + element("code", safe_text(metric)))
-    line = thin(points)
+    code = [" ", element("code", safe_text(metric))] * (title != metric)
+    head, line = [element("strong", safe_text(title)), *code], thin(points)
     if not line:
-        return element("figure", element("figcaption", head, ": no finite number yet."))
+        return element("figure", element("figcaption", *head, ": no finite number yet."))
     values, (last, now) = [y for _, y in line], line[-1]
     show = lambda value: value_text(value, max(map(abs, values)))
     marks = [one.update for one in run.changes if one.what == "kl_coef"]
@@ -144,7 +133,7 @@ def curve_figure(metric: str, points: Points, run: Run) -> str:
     moved = any(line[0][0] <= u < last for u in marks)
     alt = visible(f"{title}, {unit}: {show(now)}{after}") + "; dashed: kl_coef was moved" * moved
     picture = curve_picture(curve_svg(line, marks, run.name, unit), alt)
-    words = element("figcaption", head, element("br"), number, safe_text(after))
+    words = element("figcaption", *head, element("br"), number, safe_text(after))
     return element("figure", words, picture)
 
 
@@ -167,8 +156,7 @@ def curves_markup(run: Run, names: Names) -> str:
     if not run.lines:
         return element("p", f"No curves yet: they begin with the first {run.name}.")
     chosen = chosen_curves(run, names)
-    lines = {name: run.lines[name] for name in chosen if name in run.lines}
-    figures = [curve_figure(name, line, run) for name, line in lines.items()]
+    figures = [curve_figure(name, run.lines[name], run) for name in chosen if name in run.lines]
     absent = ", ".join(name for name in chosen if name not in run.lines)
     note = safe_text(f"Never logged: {absent}. There are {', '.join(run.lines)}.")
     below = element("p", note, class_="quiet") if absent else ""
@@ -206,25 +194,14 @@ def head_line(run: Run, requested: Sequence[str] = (), note: str = "") -> str:
     return "".join(parts)
 
 
-def changed_settings(run: Run) -> str:
-    "Every change, and when; nothing where nobody touched the run."
-    if not run.changes:
-        return ""
-    rows = [(f"{one.update:,}", str(one)) for one in run.changes]
-    moved = any(one.what == "kl_coef" for one in run.changes)
-    head = element("h3", "Changed by hand" + "; dashed in the curves" * moved)
-    return head + data_table("", [f"After {run.name}", "What"], rows)
-
-
 def run_episode_markup(r: Rollout, i: int, signal: str, most: float) -> str:
     "One episode: what is known of it, the end of its prompt, and its response under one signal."
-    prompt, tokens = (end_of(prompt_of(r, i)) if r.prompts else ""), episode_tokens(r, i)
-    parts = [element("p", element("strong", safe_text(episode_facts(r, i))))]
+    prompt, tokens = (of.end_of(of.prompt_of(r, i)) if r.prompts else ""), of.episode_tokens(r, i)
+    parts = [element("p", element("strong", safe_text(of.episode_facts(r, i))))]
     parts.append(element("p", safe_text(prompt), class_="quiet"))
-    row = episode_signals(r, i).get(signal)
+    row = of.episode_signals(r, i).get(signal)
     values = [0.0] * len(tokens) if row is None else row.tolist()
-    words = add_blanks(tokens, r.responses[i]) if r.responses else tokens
-    words = bracketed(r, i, words)
+    words = of.bracketed(r, i, add_blanks(tokens, r.responses[i]) if r.responses else tokens)
     parts.append(element("p", tinted_text(words, values, most, signal), class_="answer"))
     if row is not None:
         cells = [(visible_token(token), signed_number(x)) for token, x in zip(tokens, values)]
@@ -240,7 +217,7 @@ def episodes_markup(run: Run, signal: str, count: int) -> str:
         return element("p", text) if run.batch else ""
     rows = range(min(count, len(r)))
     values = getattr(r, signal, None)
-    most = 0.0 if values is None else paler(values[r.mask.bool()].float())
+    most = 0.0 if values is None else of.paler(values[r.mask.bool()].float())
     scale = f"{signal}: orange above zero, blue and underlined below; full colour at {most:.2f}"
     scale += ", 99 % of this update is paler."
     head = element("h3", "The last update's first episodes") + element("p", scale, class_="quiet")
@@ -248,9 +225,14 @@ def episodes_markup(run: Run, signal: str, count: int) -> str:
 
 
 def body_markup(run: Run, names: Names, signal: str, episodes: int) -> str:
-    "All that is below the controls."
-    above = curves_markup(run, names) + changed_settings(run)
-    return above + episodes_markup(run, signal, episodes)
+    "All that is below the controls: curves, what was changed by hand, episodes."
+    parts = [curves_markup(run, names)]
+    if run.changes:
+        rows = [(f"{one.update:,}", str(one)) for one in run.changes]
+        moved = any(one.what == "kl_coef" for one in run.changes)
+        parts.append(element("h3", "Changed by hand" + "; dashed in the curves" * moved))
+        parts.append(data_table("", [f"After {run.name}", "What"], rows))
+    return "".join([*parts, episodes_markup(run, signal, episodes)])
 
 
 def render_run(

@@ -29,10 +29,7 @@ _ODD: dict[str, Callable[[float], str]] = dict(  # of `episode_numbers`, and how
 )
 
 
-def within_updates(
-    numbers: pd.DataFrame,  # a row an episode: update, and the columns
-    columns: list[str],
-) -> pd.DataFrame:
+def within_updates(numbers: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     """How far each number is from the mean of its update, in standard deviations within updates,
     pooled over all of them: an update in which nearly all are alike has no tiny unit of its own."""
     means = numbers.groupby("update")[columns].transform("mean")
@@ -59,11 +56,8 @@ def episode_suspects(
     def suspect(row: dict[str, float], its: dict[str, float]) -> Suspect:
         update, episode = int(row["update"]), int(row["episode"])
         facts = ", ".join(f"{_ODD[x](row[x])} ({its[x]:+.1f} sd)" for x in odd if its[x] > far)
-        sentence = (
-            f"Update {update}, episode {episode}: score {row['score']:+.2f} "
-            f"({its['score']:+.1f} sd), {facts}"
-        )
-        return Suspect(update, episode, sentence)
+        paid = f"score {row['score']:+.2f} ({its['score']:+.1f} sd)"
+        return Suspect(update, episode, f"Update {update}, episode {episode}: {paid}, {facts}")
 
     return [suspect(dict(numbers.loc[i]), dict(z.loc[i])) for i in picked.index]
 
@@ -75,11 +69,9 @@ def two_views(numbers: pd.DataFrame) -> list[Suspect]:
         return []
     columns = ["update", "episode", "apart", "length"]
     update, episode, count, length = map(int, numbers[columns].to_numpy()[apart.argmax()])
-    sentence = (
-        f"Alarm. Update {update}, episode {episode}: sampler and trainer are {ENGINE_GAP} nats and "
-        f"more apart on {count} of {length} tokens, and on {100 * share:.2g} % of all"
-    )
-    return [Suspect(update, episode, sentence)]
+    gap = f"sampler and trainer are {ENGINE_GAP} nats and more apart on {count} of {length} tokens"
+    gap += f", and on {100 * share:.2g} % of all"
+    return [Suspect(update, episode, f"Alarm. Update {update}, episode {episode}: {gap}")]
 
 
 def _jump(name: str, line: pd.DataFrame, column: str, jump: float) -> list[Suspect]:
@@ -89,11 +81,8 @@ def _jump(name: str, line: pd.DataFrame, column: str, jump: float) -> list[Suspe
     if len(line) < 5 or not steps.max() > jump * steps.median() > 0:
         return []
     at = steps.tolist().index(steps.max())
-    sentence = (
-        f"Jump. Update {updates[at]:.0f}: {name} went from {values[at - 1]:.3g} to "
-        f"{values[at]:.3g} in one update"
-    )
-    return [Suspect(int(updates[at]), None, sentence)]
+    went = f"{name} went from {values[at - 1]:.3g} to {values[at]:.3g} in one update"
+    return [Suspect(int(updates[at]), None, f"Jump. Update {updates[at]:.0f}: {went}")]
 
 
 def run_suspects(
@@ -110,11 +99,12 @@ def run_suspects(
     below = log[log[kl] < -0.5] if (kl := LOG_NAMES["KL"]) in log else log[:0]
     for row in below.to_dict("records")[-1:]:
         negative = (
-            f"Alarm. Update {row['update']:.0f}: mean KL is {row[kl]:.3g} nats. If that is not the "
-            "noise of few answers, log-probs of sampler, trainer or reference are not of the same "
-            "policy or text"
+            f"Alarm. Update {row['update']:.0f}: mean KL is {row[kl]:.3g} nats. If that is not "
         )
-        suspects.insert(0, Suspect(int(row["update"]), None, negative))
+        negative += (
+            "the noise of few answers, log-probs of sampler, trainer or reference are not of "
+        )
+        suspects.insert(0, Suspect(int(row["update"]), None, f"{negative}the same policy or text"))
     for name, column in logged.items():
         suspects += _jump(name, log.dropna(subset=[column]), column, jump)
     return suspects

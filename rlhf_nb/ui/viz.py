@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 from math import isfinite, isnan
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -83,17 +84,17 @@ def html_table(lines: Sequence[str], caption: str = "") -> str:
     return element("table", above if caption else "", *lines, style=inline("table"))
 
 
+def _scroll_box(*tables: str) -> Html:
+    "Tables, one above the other, that scroll sideways where they are too wide."
+    box = dict(tabindex=0, role="region", aria_label="table")
+    return element("div", *tables, style="overflow-x:auto", **box)
+
+
 def _html_row(name: str, cells: Sequence[str]) -> str:
     "One table row under the header `name`; the corner, which heads nothing, has no name."
     if not name:
         return element("tr", element("td"), *cells, style="background:none")
     return element("tr", html_cell(visible(name), SHADE, "center", "row"), *cells)
-
-
-def _scroll_box(tables: Sequence[str]) -> Html:
-    "Tables, one above the other, that scroll sideways where they are too wide."
-    box = dict(tabindex=0, role="region", aria_label="table")
-    return element("div", *tables, style="overflow-x:auto", **box)
 
 
 def _row(values: Sequence[float] | Tensor, name: str) -> list[float]:
@@ -111,8 +112,7 @@ def _heads(
 ) -> tuple[list[str], list[bool]]:
     "Text above each column; whether its token is real. Raises ValueError on unequal lengths."
     keep = [True] * len(tokens) if mask is None else [bool(m) for m in _row(mask, "mask")]
-    lengths = {"tokens": len(tokens), "mask": len(keep)}
-    lengths |= {name: len(row) for name, row in rows.items()}
+    lengths = dict(tokens=len(tokens), mask=len(keep)) | {x: len(row) for x, row in rows.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"lengths differ, {lengths}: give each one entry a token.")
     return [visible_token(token) if k else "·" for token, k in zip(tokens, keep)], keep
@@ -123,8 +123,12 @@ def _largest(row: list[float], keep: list[bool]) -> float:
     return max((abs(v) for v, k in zip(row, keep) if k and isfinite(v)), default=0.0)
 
 
-def _number_cell(value: float | int | bool | None, ground: str = CLEAR) -> str:
-    "A number; a rounded one shows all of itself on hover."
+def _value_cell(value: object, ground: str = CLEAR) -> str:
+    "A number (right, signed; a rounded one shows all of itself on hover), or anything as text."
+    if isinstance(value, (np.generic, np.ndarray, Tensor)) and value.ndim == 0:
+        value = value.item()
+    if value is not None and not isinstance(value, (bool, int, float)):
+        return html_cell(visible(str(value)), align="left")
     rounded = isinstance(value, float) and isfinite(value) and value != 0
     return html_cell(signed_number(value), ground, exact=value if rounded else None)
 
@@ -132,7 +136,7 @@ def _number_cell(value: float | int | bool | None, ground: str = CLEAR) -> str:
 def _number_cells(row: list[float], keep: list[bool], vmax: float, pale: float | None) -> list[str]:
     "Coloured, signed cells; counts and truth values have no colour."
     ground = lambda v: tint(v, vmax, pale) if isinstance(v, float) else CLEAR
-    return [_number_cell(v, ground(v)) if k else html_cell("·") for v, k in zip(row, keep)]
+    return [_value_cell(v, ground(v)) if k else html_cell("·") for v, k in zip(row, keep)]
 
 
 def signal_table(
@@ -151,7 +155,7 @@ def signal_table(
     lines = [_html_row("", [html_cell(text, SHADE, "center", "col") for text in heads])]
     cells = lambda row: _number_cells(row, keep, _largest(row, keep), None)
     lines += [_html_row(name, cells(row)) for name, row in rows.items()]
-    return _scroll_box([html_table(lines, "" if all(keep) else "· is padding")])
+    return _scroll_box(html_table(lines, "" if all(keep) else "· is padding"))
 
 
 def break_lines(widths: list[int], limit: int = 76) -> list[list[int]]:
@@ -190,7 +194,7 @@ def token_strips(
         caption = f"{name}: {none}full colour at {scale:.3g}" if numbers and not tables else ""
         part = [_html_row(label, [cells[i] for i in at]) for label, cells in lines]
         tables.append(html_table(part, caption))
-    return _scroll_box(tables)
+    return _scroll_box(*tables)
 
 
 def token_strip(
@@ -216,13 +220,10 @@ def panels(
     "One panel a title; a run's mean at each x, a band from `least` to `most`. NaN is a gap."
     ncols = min(ncols, len(lines))
     nrows = -(-len(lines) // ncols)
-    size = 4 * ncols, 2.7 * nrows + 0.4
-    figure, grid = plt.subplots(nrows, ncols, figsize=size, squeeze=False, layout="constrained")
+    figure = plt.figure(figsize=(4 * ncols, 2.7 * nrows + 0.4), layout="constrained")
     plt.close(figure)  # the caller shows it: once is enough
-    axes = list(grid.flat)
-    for axis in axes[len(lines) :]:
-        axis.remove()
-    for axis, (label, runs) in zip(axes, lines.items()):
+    for place, (label, runs) in enumerate(lines.items(), 1):
+        axis = figure.add_subplot(nrows, ncols, place)
         for i, (run, at) in enumerate(runs):
             colour, dashes = _LINES[i % len(_LINES)]
             mark = "." if at["mean"].count() <= 30 else ""
@@ -235,7 +236,7 @@ def panels(
         axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.3)
-    handles, names = axes[0].get_legend_handles_labels()  # of runs that have a name
+    handles, names = figure.axes[0].get_legend_handles_labels()  # of runs that have a name
     if names:
         figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
     figure.suptitle(title or "")
@@ -254,25 +255,14 @@ def curves(
     absent = [name for name in (x, *titles.values()) if name not in frame]
     if absent or not titles:
         raise ValueError(f"cannot draw {absent or 'no column'}: name some of {list(frame)}.")
-    runs: list[tuple[str | None, pd.DataFrame]] = [(None, frame)]
-    if "run" in frame:
-        runs = [(str(run), part) for run, part in frame.groupby("run", sort=False)]
+    runs: Any = frame.groupby("run", sort=False) if "run" in frame else [(None, frame)]
 
-    def numbers(part: pd.DataFrame, column: str) -> pd.DataFrame:
-        three = part.dropna(subset=[x, column]).groupby(x)[column].agg(["mean", "min", "max"])
-        return three.set_axis(["mean", "least", "most"], axis=1)
+    def numbers(part: pd.DataFrame, column: str) -> Any:
+        values = part.dropna(subset=[x, column]).groupby(x)[column]
+        return values.agg(mean="mean", least="min", most="max")
 
     of_runs = lambda column: [(run, numbers(part, column)) for run, part in runs]
     return panels({key: of_runs(name) for key, name in titles.items()}, x, ncols, title)
-
-
-def _value_cell(value: object) -> str:
-    "A cell for a number (right, signed) or for anything else (left, as text)."
-    if isinstance(value, (np.generic, np.ndarray, Tensor)) and value.ndim == 0:
-        value = value.item()
-    if value is None or isinstance(value, (bool, int, float)):
-        return _number_cell(value)
-    return html_cell(visible(str(value)), align="left")
 
 
 def episode_table(
@@ -293,4 +283,4 @@ def episode_table(
     count = f"{len(rows)} row{'s' * (len(rows) != 1)}"
     if of not in (None, len(rows)):
         count = f"first {len(rows)} of {of:,} rows"
-    return _scroll_box([html_table(lines, f"{title} ({count})" if title else count)])
+    return _scroll_box(html_table(lines, f"{title} ({count})" if title else count))

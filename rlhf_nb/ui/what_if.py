@@ -29,12 +29,9 @@ UNKNOWN = (
 def objective_of(rollout: Rollout) -> Objective | None:
     """The objective that a rollout carries. None where it carries none, or settings that are not
     known here. Raises ValueError on a value that a setting may not have."""
-    if rollout.objective is None:
+    if rollout.objective is None or not {*rollout.objective} <= {f.name for f in fields(Objective)}:
         return None
-    made, known = rollout.objective, {f.name for f in fields(Objective)}
-    if not {*made} <= known:
-        return None
-    objective = Objective(**made)
+    objective = Objective(**rollout.objective)
     try:
         check_fields(objective)
     except ValueError as error:
@@ -45,10 +42,8 @@ def objective_of(rollout: Rollout) -> Objective | None:
 def check_chosen(rollout: Rollout, chosen: Objective | None) -> None:
     "Raises ValueError where an objective is given for a rollout that carries its own."
     if chosen is not None and objective_of(rollout) is not None:
-        raise ValueError(
-            "objective is for rollouts that do not say how they were made, and this one carries "
-            "its own: leave objective out, and change settings in the view."
-        )
+        fix = "leave objective out, and change settings in the view"
+        raise ValueError(f"this rollout carries its own objective: {fix}.")
 
 
 def unpenalized(rollout: Rollout, made: Objective | None) -> Tensor:  # [B], or [B, T] of tokens
@@ -74,8 +69,7 @@ def why_not(rollout: Rollout, objective: Objective) -> str:
     ended = tensor_of(rollout, "stopped") if rollout.turn is None else rollout.ended
     if made.bootstrap_truncated and not ended.all():
         return (
-            "bootstrap_truncated took the value model's estimate after a response that was cut "
-            "off, and the rollout does not hold it."
+            "bootstrap_truncated took a value after each response cut off, which no rollout holds."
         )
     if objective.kl_estimator == "full" and made.kl_estimator != "full":
         return "kl_estimator full needs the whole vocabulary: the rollout has sampled tokens alone."
@@ -109,12 +103,6 @@ def what_if(
     return again.with_(objective=asdict(objective))
 
 
-def _difference(a: Tensor, b: Tensor) -> float:
-    "The largest difference; infinite where an entry is not a number."
-    gaps = (a.float() - b.float()).abs().nan_to_num(math.inf, math.inf)
-    return max(gaps.flatten().tolist(), default=0.0)
-
-
 def lacking(rollout: Rollout) -> list[str]:
     "What is not there of all that `what_if` starts from and computes."
     wanted = "stopped logprobs ref_logprobs kl values scores rewards returns advantages".split()
@@ -129,15 +117,14 @@ def reproduces(rollout: Rollout, objective: Objective) -> tuple[bool, str]:
     "Whether the objective gives the stored numbers, and a sentence that says so."
     if why := why_not(rollout, objective):
         return False, why
-    again = what_if(rollout, objective)
-    both = lambda name: (tensor_of(again, name), tensor_of(rollout, name))
-    off = {name: _difference(*both(name)) for name in _REPLAYED}
+    again, off = what_if(rollout, objective), dict[str, float]()
+    for name in _REPLAYED:  # the largest difference; infinite where an entry is not a number
+        gaps = tensor_of(again, name).float() - tensor_of(rollout, name).float()
+        off[name] = max(gaps.abs().nan_to_num(math.inf, math.inf).flatten().tolist(), default=0.0)
     alpha = objective.lam_length_alpha
     lam = f"lam {objective.lam:g}" if alpha is None else f"lam_length_alpha {alpha:g}"
-    settings = (
-        f"kl_coef {objective.kl_coef:.3g}, {objective.kl_estimator}, gamma {objective.gamma:g}, "
-        f"{lam}, EOS penalty {objective.missing_eos_penalty or 0:g}"
-    )
+    settings = f"kl_coef {objective.kl_coef:.3g}, {objective.kl_estimator}, gamma "
+    settings += f"{objective.gamma:g}, {lam}, EOS penalty {objective.missing_eos_penalty or 0:g}"
     chosen = " (chosen by you)" if objective_of(rollout) is None else ""
     worst = max(off.values())
     if not worst:

@@ -18,13 +18,11 @@
     range(dial, move) {
       const name = `explorer-${++count}`;
       const input = made("input", { type: "range", id: name, min: 0, max: dial.texts.length - 1, step: 1 });
-      const value = made("span", { className: "value" });
-      value.setAttribute("aria-hidden", "true");
+      const value = made("span", { className: "value", ariaHidden: "true" });
       input.oninput = () => move(Number(input.value));
       const set = at => {
         input.value = at;
-        value.textContent = dial.texts[at];
-        input.setAttribute("aria-valuetext", dial.texts[at]);
+        value.textContent = input.ariaValueText = dial.texts[at];
       };
       return [made("div", { className: "control" }, made("label", { htmlFor: name, textContent: dial.label }), value, input), set];
     },
@@ -46,8 +44,7 @@
     const { dials, presets, parts, views } = await unpacked(root.querySelector(".states").textContent);
     const [box, view] = [".controls", ".view"].map(name => root.querySelector(name));
     const first = dials.map(dial => dial.start);
-    const said = made("p", { className: "said" });
-    said.setAttribute("role", "status");
+    const said = made("p", { className: "said", role: "status" });
     let state = first, timer;
 
     // What the picture says in words: its name, or its first paragraph.
@@ -61,16 +58,14 @@
       view.innerHTML = views[at].map(i => parts[i]).join("");
       root.dataset.state = state.join(" ");
       controls.forEach(([, set], i) => set(state[i]));
-      buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(presets[i].at.join() === state.join())));
+      buttons.forEach((button, i) => { button.ariaPressed = String(presets[i].at.join() === state.join()); });
       clearTimeout(timer);  // a held key is not read out at every step
       if (speak) timer = setTimeout(() => { said.textContent = told(); }, 400);
     };
     const controls = dials.map((dial, i) => kinds[dial.kind](dial, at => show(state.with(i, at))));
     const buttons = presets.map(preset => made("button", { type: "button", textContent: preset.name, onclick: () => show(preset.at) }));
     const reset = made("button", { type: "button", textContent: "Reset", onclick: () => show(first) });
-    const group = made("div", { className: "buttons" }, ...buttons, reset);
-    group.setAttribute("role", "group");
-    group.setAttribute("aria-label", "Presets");
+    const group = made("div", { className: "buttons", role: "group", ariaLabel: "Presets" }, ...buttons, reset);
     box.replaceChildren(group, ...controls.map(([element]) => element), said);
     show(first, false);
   };

@@ -7,9 +7,7 @@ export default { render({ model, el }) {
   const write = at => { shown.textContent = written(at); input.setAttribute("aria-valuetext", written(at)); };
   const draw = () => {
     name.textContent = model.get("description");
-    input.disabled = model.get("disabled");
-    [input.min, input.max, input.step] = ["min", "max", "step"].map(x => model.get(x));
-    input.value = model.get("value");
+    for (const one of ["disabled", "min", "max", "step", "value"]) input[one] = model.get(one);
     write(model.get("value"));
   };
   const send = () => { model.set("value", Number(input.value)); model.save_changes(); };
