@@ -34,6 +34,7 @@ from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.files import parse_json, read_jsonl
 from rlhf_nb.cli.arguments import DataArguments, TrainDataArguments
 from rlhf_nb.cli.environments import read_settings
+from rlhf_nb.cli.quick import check_there
 from rlhf_nb.real import everyday_requests
 from rlhf_nb.reward import decided_pairs
 from rlhf_nb.training.model_loading import drop_long_rows
@@ -145,8 +146,7 @@ def load_rows(
     unpack = UNPACK.get(path.suffix, open)
     kind = KINDS.get(path.suffix if unpack is open else path.with_suffix("").suffix)
     kind = None if kind == "parquet" and unpack is not open else kind  # it packs by itself
-    if kind and not path.is_file():
-        raise FileNotFoundError(f"--dataset_name {name}: there is no such file.")
+    check_there("--dataset_name", name)
     if path.is_file() and not kind:
         raise ValueError(
             f"--dataset_name {name}: a file whose name ends in {path.suffix or 'nothing'} is not "

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from rlhf_nb.base.errors import did_you_mean
+from rlhf_nb.cli.quick import check_there
 from rlhf_nb.real import Sentiment
 from rlhf_nb.tldr import gold_judge
 from rlhf_nb.training.tasks import task_points
@@ -73,6 +74,7 @@ def load_function(
             f"{option} {name}: give module:function or file.py:function{others}."
             f"{did_you_mean(name, known)}"
         )
+    check_there(option, name)
     try:
         module = module_at(place)
     except Exception as error:  # whatever the file does as it is imported
