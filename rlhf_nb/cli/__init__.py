@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import textwrap
+import time
 from importlib import import_module
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rlhf_nb.cli.quick import answered, kept
 
 __all__ = ["COMMANDS", "RECIPES", "main"]
 
+STARTED = time.perf_counter()
 RECIPES = Path(__file__).parent.parent / "recipes"  # settings and launcher files of the package
 COMMANDS = {  # name -> its line in `rlhf-nb --help`; each is `<name>_command` in its own module
     "sft": "learn to answer as the references do",

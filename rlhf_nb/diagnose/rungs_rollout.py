@@ -375,10 +375,10 @@ def user_pairs(subject: Subject) -> Finding:
     needs=("rewards: judges",),
 )
 def pairs(subject: Subject) -> Finding:
-    """the good answer wins more often than it loses; a reference is not beaten by an empty answer,
-    by its own words shuffled, nor (for a reward model) by itself three times over, more often than
-    a fair coin would in one run of 7,000; where shuffled words are worse, an empty answer is no
-    match for it"""
+    """the good answer wins more often than it loses; a reference is not beaten by an empty answer
+    or by its own words shuffled more often than a fair coin would in one run of 7,000; where
+    shuffled words are worse, an empty answer is no match for it. Beaten by itself three times over:
+    a note that a reward model may pay for length"""
     if subject.pairs:
         return user_pairs(subject)
     if not subject.answers:
@@ -391,10 +391,10 @@ def pairs(subject: Subject) -> Finding:
     text = f"{len(answers)} references against spoilt ones: {'; '.join(parts)}"
     if not any(map(sum, counts.values())):
         return not_here(f"{text}: all have the same score, give --preflight_pairs")
-    judged = [kind for kind in counts if kind != "repeated" or models]
-    faults = [kind for kind in judged if by_chance(*counts[kind][::-1]) <= RARE]
-    if faults:
+    liked = [kind for kind in counts if by_chance(*counts[kind][::-1]) <= RARE]
+    if faults := [kind for kind in liked if kind != "repeated"]:
         return Finding(False, f"{text}. Preferred: {', '.join(faults)}")
+    text += ". A note: it may pay for length" * (models != [] and "repeated" in liked)
     won, lost = counts["shuffled"]
     # words count, and having none is no worse
     as_good = not sum(counts["empty"]) and by_chance(won, lost) <= RARE
