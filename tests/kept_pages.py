@@ -13,7 +13,7 @@ from rlhf_nb.cli.quick import FILES
 from rlhf_nb.cli.quick import __file__ as QUICK
 
 COMPLETION = """_rlhf_nb() {{
-  local words="{commands} launch"
+  local words="{commands} launch course"
   [ "$COMP_CWORD" -gt 1 ] && case "${{COMP_WORDS[1]}}" in
     {options}
   esac
