@@ -1064,6 +1064,25 @@ def test_prompts_are_cut_between_words(text, shown):
     assert end_of(text) == shown
 
 
+# catches: a second run that is left out, a page that stays behind a run that goes on
+def test_view_of_two_runs_and_of_one_that_trains(ppo, capsys, monkeypatch):
+    for name in ("run", "other"):
+        ppo.trained(save_rollouts=True, output_dir=str(Path(name).resolve()))
+    assert say(capsys, "view run other --no-browser")[0] == 0
+    assert [x.get("run") for x in page_of_view()[1]["updates"]] == [None] * 3 + [1] * 3
+    kept, late = sorted(Path("run/rollouts").iterdir())[2], Path("late")
+    kept.rename(late)
+
+    def wait(seconds):
+        if not late.exists():
+            raise KeyboardInterrupt
+        late.rename(kept)
+
+    monkeypatch.setattr(view.time, "sleep", wait)
+    code, out, _ = say(capsys, "view run --live --no-browser")
+    assert code == 0 and "update 2 is in the page" in out and len(page_of_view()[1]["updates"]) == 3
+
+
 # catches: text of a model that runs as script, one update of three, a browser that opens unasked,
 # ranks left out or shown twice
 def test_view(ppo, capsys, monkeypatch):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import webbrowser
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +22,9 @@ from rlhf_nb.cli.parsing import Parser
 if TYPE_CHECKING:
     from rlhf_nb.rollout import Rollout
     from rlhf_nb.update import Objective
+
+
+POLL = 2.0  # seconds between two looks at a run that trains
 
 
 @dataclass
@@ -53,18 +58,23 @@ class ViewArguments:
     overwrite: bool = setting(False, OVERWRITE)
     terminal: bool = setting(False, "Print the episodes, and write nothing.")
     no_browser: bool = setting(False, "Write the page, and do not open it.")
+    live: bool = setting(
+        False,
+        "Write the page again with each update that the run keeps, until it is done or Ctrl-C.",
+    )
 
 
 ABOUT = About(
-    usage="view RUN [--OPTION VALUE ...]",
-    text="Opens a run's rollouts. It needs a folder of `rlhf-nb ppo --save_rollouts` or of "
-    "`rlhf-nb demo`; or a file, or a folder with a file an update, that trl, verl, OpenRLHF or "
-    "NeMo-RL wrote; or any JSONL, parquet or CSV with --columns. It writes one static page, "
-    "rollouts.html, and opens it in the browser. A demo's begins with its result. --terminal "
-    "prints and writes nothing.",
+    usage="view RUN [RUN] [--OPTION VALUE ...]",
+    text="Opens a run's rollouts, or two runs' side by side. It needs a folder of `rlhf-nb ppo "
+    "--save_rollouts` or of `rlhf-nb demo`; or a file, or a folder with a file an update, that "
+    "trl, verl, OpenRLHF or NeMo-RL wrote; or any JSONL, parquet or CSV with --columns. It writes "
+    "one static page, rollouts.html, and opens it in the browser. A demo's begins with its result. "
+    "--terminal prints and writes nothing.",
     examples=(
         "rlhf-nb view runs/ppo",
         "rlhf-nb view runs/ppo --terminal --update 3 --episodes 4",
+        "rlhf-nb view runs/ppo runs/other",
         "rlhf-nb view verl/rollouts --output verl.html",
         "rlhf-nb view mine.jsonl --columns prompt=question,response=answer,scores=reward",
     ),
@@ -75,6 +85,7 @@ def view_parser() -> Parser:
     "Every option of `rlhf-nb view`."
     parser = Parser(ABOUT, ViewArguments)
     parser.add_argument("run", metavar="RUN", help="Folder of a run, or a file of episodes.")
+    parser.add_argument("other", metavar="RUN", nargs="?", help="Another one, beside it.")
     return parser
 
 
@@ -146,6 +157,7 @@ def view_command(words: Sequence[str]) -> None:
         writable(path, "--output", options.overwrite)
     from rlhf_nb.base.loading import pretrained_tokenizer  # seconds that `--help` does not wait for
     from rlhf_nb.cli.models import require_name
+    from rlhf_nb.training.logs import planned_updates
     from rlhf_nb.training.saving import left_out, rollout_files
     from rlhf_nb.ui.episodes import notes_of
     from rlhf_nb.ui.foreign import parse_columns
@@ -163,7 +175,7 @@ def view_command(words: Sequence[str]) -> None:
         with require_name("--tokenizer", options.tokenizer) as name:
             tokenizer = pretrained_tokenizer(name)
     objective = None if options.objective is None else parse_objective(options.objective)
-    browser = browse(options.run, None, columns, tokenizer, objective)
+    browser = browse(options.run, options.other, columns, tokenizer, objective)
     last = max(browser.run.files)
     options.update = options.update and [last if k == -1 else k for k in options.update]
     if missing := sorted({*(options.update or [])} - {*browser.run.files}):
@@ -184,3 +196,10 @@ def view_command(words: Sequence[str]) -> None:
     for note in notes_of(browser.run.rollout((options.update or [last])[-1])):
         print(f"rlhf-nb view: {harmless(note)}")
     show(page, options.no_browser)
+    with suppress(KeyboardInterrupt):
+        while options.live and last + 1 != planned_updates(folder):
+            time.sleep(POLL)
+            browser.run.refresh()
+            if last < (last := max(browser.run.files)):
+                browser.save_html(path, options.update or 24, options.episodes)
+                print(f"rlhf-nb view: update {last} is in the page: reload it", flush=True)
