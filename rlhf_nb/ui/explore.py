@@ -59,6 +59,12 @@ def notebook_bundle(live: widgets.Widget, html: str, text: str, **options: Any) 
 
 
 MOST_STATES = 450  # states of one grid
+SYMBOLS = dict(gamma="γ", lam="λ")  # as pictures and formulas have them
+
+
+def label_of(name: str) -> str:
+    "What a reader sees of an argument's name."
+    return " ".join(SYMBOLS.get(word, word) for word in name.split("_"))
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,7 @@ def control(
     spec: Any,  # (low, high, start), (low, high, start, step), a list or dict of choices, or a bool
 ) -> widgets.Widget:
     "A control for one argument. Raises ValueError if the specification is none of these."
-    label = name.replace("_", " ")
+    label = label_of(name)
     shared: dict[str, Any] = dict(description=label, tooltip=label)  # else its tooltip is "null"
     shared |= dict(style=dict(description_width="11em"), layout=dict(width="29em"))
     if isinstance(spec, bool):
@@ -330,7 +336,7 @@ class Explorer:
             question=self.question,
             note=f"Drawn beforehand, for {states} states. In the notebook, every value is drawn.",
             dials=[
-                dict(label=x.name.replace("_", " "), kind=x.kind, texts=[*x.texts], start=x.start)
+                dict(label=label_of(x.name), kind=x.kind, texts=[*x.texts], start=x.start)
                 for x in dials
             ],
             presets=[dict(name=name, at=at(values)) for name, values in self.presets.items()],
@@ -351,7 +357,7 @@ class Explorer:
         return path
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        values = " · ".join(f"{n.replace('_', ' ')} {x}" for n, x in self.state().items())
+        values = " · ".join(f"{label_of(n)} {x}" for n, x in self.state().items())
         said = f"{self.head()}{element('p', escape(values))}{self.view.value}"
         static = element("div", element("style", asset("dials.css")), said, class_="rlhf-dials")
         return notebook_bundle(self.box, static, f"Explorer({values})", **kwargs)
