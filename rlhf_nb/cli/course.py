@@ -21,9 +21,7 @@ def course(words: Sequence[str]) -> int:
         return 0 if {*words} & {"-h", "--help"} else 2
     folder, pages = Path(words[0]), [page for place in PLACES for page in place.glob("*.ipynb")]
     if not pages:
-        raise ValueError(
-            f"this installation has none: they are at {metadata('rlhf_nb')['Home-page']}."
-        )
+        raise ValueError(f"none came along: they are at {metadata('rlhf_nb')['Home-page']}.")
     if taken := [page.name for page in pages if (folder / page.name).exists()]:
         raise ValueError(f"{folder} holds {taken[0]}, which may be yours: give another folder.")
     folder.mkdir(parents=True, exist_ok=True)

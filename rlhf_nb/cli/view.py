@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from rlhf_nb.cli.parsing import Parser
 
 if TYPE_CHECKING:
     from rlhf_nb.rollout import Rollout
+    from rlhf_nb.ui.viewer import RunBrowser
     from rlhf_nb.update import Objective
 
 
@@ -36,31 +38,25 @@ class ViewArguments:
     )
     episodes: Count | None = setting(
         None,
-        "Episodes of each update. None: all, so that the page can compute what other settings "
-        "would have made of them; in the terminal 8.",
+        "Episodes of each update. None: all, as the page's what-if needs; in the terminal 8.",
     )
     columns: str | None = setting(
         None,
-        "Which column of a file of another trainer is what: prompt=question,response=answer,"
-        "scores=reward. `step=` leaves one out.",
+        "Columns of another trainer's file: prompt=question,scores=reward. `step=` leaves one out.",
     )
     tokenizer: str | None = setting(
         None, "Name or folder of a tokenizer, with which a file's token ids become tokens."
     )
     objective: str | None = setting(
         None,
-        "Settings of rollouts that do not say how they were made, for the page's what-if: "
-        "kl_coef=0.1,lam=0.9. The others have their defaults.",
+        "Settings of rollouts that do not say how they were made: kl_coef=0.1,lam=0.9.",
     )
-    output: str | None = setting(
-        None, "The page. None: rollouts.html in the folder of RUN, or beside a file."
-    )
+    output: str | None = setting(None, "The page. None: rollouts.html in RUN, or beside a file.")
     overwrite: bool = setting(False, OVERWRITE)
     terminal: bool = setting(False, "Print the episodes, and write nothing.")
     no_browser: bool = setting(False, "Write the page, and do not open it.")
     live: bool = setting(
-        False,
-        "Write the page again with each update that the run keeps, until it is done or Ctrl-C.",
+        False, "Write the page again with each new update, until the run is done or Ctrl-C."
     )
 
 
@@ -89,10 +85,7 @@ def view_parser() -> Parser:
     return parser
 
 
-def colour_tokens(
-    tokens: Sequence[str],
-    kl: Sequence[float],  # of each token, in nats
-) -> Text:
+def colour_tokens(tokens: Sequence[str], kl: Sequence[float]) -> Text:
     "Tokens that the policy likes more than the reference does in orange, less in blue."
     text = Text()
     for token, nats in zip(tokens, kl):
@@ -138,6 +131,19 @@ def show(page: Path, no_browser: bool) -> None:
     print(f"rlhf-nb view: {harmless(str(page))}{unseen}")
 
 
+def follow(browser: RunBrowser, last: int, write: Callable[[], object]) -> None:
+    "Write the page again after each new update, until the run is done or somebody stops it."
+    from rlhf_nb.training.logs import planned_updates
+
+    with suppress(KeyboardInterrupt):
+        while last + 1 != planned_updates(browser.run.path):
+            time.sleep(POLL)
+            browser.run.refresh()
+            if last < (last := max(browser.run.files)):
+                write()
+                print(f"rlhf-nb view: update {last} is in the page: reload it", flush=True)
+
+
 def view_command(words: Sequence[str]) -> None:
     "`rlhf-nb view`."
     parser = view_parser()
@@ -157,7 +163,6 @@ def view_command(words: Sequence[str]) -> None:
         writable(path, "--output", options.overwrite)
     from rlhf_nb.base.loading import pretrained_tokenizer  # seconds that `--help` does not wait for
     from rlhf_nb.cli.models import require_name
-    from rlhf_nb.training.logs import planned_updates
     from rlhf_nb.training.saving import left_out, rollout_files
     from rlhf_nb.ui.episodes import notes_of
     from rlhf_nb.ui.foreign import parse_columns
@@ -196,10 +201,7 @@ def view_command(words: Sequence[str]) -> None:
     for note in notes_of(browser.run.rollout((options.update or [last])[-1])):
         print(f"rlhf-nb view: {harmless(note)}")
     show(page, options.no_browser)
-    with suppress(KeyboardInterrupt):
-        while options.live and last + 1 != planned_updates(folder):
-            time.sleep(POLL)
-            browser.run.refresh()
-            if last < (last := max(browser.run.files)):
-                browser.save_html(path, options.update or 24, options.episodes)
-                print(f"rlhf-nb view: update {last} is in the page: reload it", flush=True)
+    if options.live:
+        follow(
+            browser, last, partial(browser.save_html, path, options.update or 24, options.episodes)
+        )

@@ -24,10 +24,7 @@ LADDER: tuple[Rung, ...] = (*rungs_rollout.RUNGS, *rungs_update.RUNGS)
 COLUMNS = ("prompt", "chosen", "rejected")  # of the user's pairs
 
 
-def check_pairs(
-    pairs: Iterable[Any] | None,  # rows with prompt, chosen (good) and rejected (bad) answers
-    name: str = "pairs",  # that an error calls them
-) -> list[dict[str, Any]] | None:
+def check_pairs(pairs: Iterable[Any] | None, name: str = "pairs") -> list[dict[str, Any]] | None:
     "The rows as dictionaries. Raises ValueError on none, or where a column or a prompt is wrong."
     if pairs is None:
         return None

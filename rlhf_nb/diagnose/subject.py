@@ -177,14 +177,10 @@ class Observed:
 class Subject:
     "The trainer of a preflight, some prompts, and trainers of its own beside it."
 
-    def __init__(
-        self,
-        trainer: PPOTrainer,
-        pairs: list[dict[str, str]] | None = None,  # prompt, chosen, rejected
-    ):
+    def __init__(self, trainer: PPOTrainer, pairs: list[dict[str, str]] | None = None):
         if trainer.train_dataset is None:
             raise ValueError(
-                "the trainer has no train_dataset, so there are no prompts to look at: give it one."
+                "the trainer has no train_dataset, which has the prompts: give it one."
             )
         if trainer.player is not None:
             raise ValueError(

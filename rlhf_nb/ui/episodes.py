@@ -26,8 +26,7 @@ def tensor_of(rollout: Rollout, name: str) -> Tensor:
     values = getattr(rollout, name)
     if values is None:
         raise ValueError(
-            f"this rollout has no {name}: a later phase of the trainer fills it. Give a rollout "
-            "that went through that phase."
+            f"this rollout has no {name}: give one that went through that phase of the trainer."
         )
     return values
 
@@ -211,8 +210,7 @@ def shown_of(
     if isinstance(now, Rollout):
         if not torch.equal(now.response_ids.cpu(), tensors["response_ids"]):
             raise ValueError(
-                "now is a rollout of other responses: give the log-probs [B, T] that another "
-                "policy has for the tokens of this one."
+                "now is of other responses: give another policy's log-probs [B, T] of these tokens."
             )
         now = now.logprobs
     if now is not None and rollout.logprobs is None:

@@ -31,10 +31,7 @@ def facts_told(post: str) -> dict[str, str] | None:
 TRUE, FALSE = (tint(-0.7, 1.0), "✓"), (tint(0.7, 1.0), "✗")  # blue, orange
 
 
-def marked_texts(
-    texts: Mapping[str, str],  # label -> a post or a summary
-    facts: Mapping[str, str],  # the truth, a value for each slot
-) -> Html:
+def marked_texts(texts: Mapping[str, str], facts: Mapping[str, str]) -> Html:
     """Each text under its label. A word that claims a fact is followed by its slot: with a tick on
     blue where it is true, with a cross on orange where it is not."""
 

@@ -166,8 +166,7 @@ def table_of(records: Any, source: str = "records") -> list[Row]:
     rows = list(rows) if is_list else []
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         raise ValueError(
-            f"{source} are no episodes: give a list of objects, one for each episode, a DataFrame "
-            "or a Dataset."
+            f"{source} are no episodes: give a list of objects, a DataFrame or a Dataset."
         )
     rows = [{str(name): x for name, x in row.items()} for row in rows]
     if (columns := len(_columns(rows))) > MOST_COLUMNS:

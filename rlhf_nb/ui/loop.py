@@ -278,18 +278,14 @@ def loop_picture(
         if step in (one.name, one.page, one.page[3:]):
             return strip(one)
     raise ValueError(
-        f"there is no step {step!r} in the loop: give one of {', '.join(BY_NAME)}, or no name for "
-        "the large picture."
+        f"there is no step {step!r}: give one of {', '.join(BY_NAME)}, or none for all of it."
     )
 
 
 # ---- Rows in parts ----
 
 
-def parts_picture(
-    lengths: Sequence[int],  # tokens of each row
-    parts: Sequence[Sequence[int]],  # row indices of each part
-) -> Picture:
+def parts_picture(lengths: Sequence[int], parts: Sequence[Sequence[int]]) -> Picture:
     "The same rows as one rectangle and in parts; tokens are blue, padding is grey."
     longest, high = max(lengths), 18.0
     unit = (WIDTH / 2 - 70) / longest

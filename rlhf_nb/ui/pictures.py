@@ -72,10 +72,7 @@ def label(y: float, text: str, note: str = "") -> str:
     )
 
 
-def batch_picture(
-    prompts: Sequence[Sequence[str]],  # tokens, one list an example
-    responses: Sequence[Sequence[str]],
-) -> Picture:
+def batch_picture(prompts: Sequence[Sequence[str]], responses: Sequence[Sequence[str]]) -> Picture:
     "A batch as a rectangle: prompts padded on the left, responses on the right, the mask below."
     wide, long = max(map(len, prompts)), max(map(len, responses))
     at, parts = Columns(wide, long, 96), []
@@ -93,11 +90,8 @@ def batch_picture(
     return picture_card(44 + 62 * len(prompts), text, *parts)
 
 
-def choice_picture(
-    prompt: Sequence[str],  # tokens; the empty string is padding
-    response: Sequence[str],
-) -> Picture:
-    "Below each column the token that its logits choose: the one in the next column."
+def choice_picture(prompt: Sequence[str], response: Sequence[str]) -> Picture:
+    "Below each column the token that its logits choose, the next one; an empty text is padding."
     at, row = Columns(len(prompt), len(response), 132), [*prompt, *response]
     first, last = len(prompt) - 1, len(row) - 2
     parts = [at.headings(24, "prompt", "response"), label(38, "the model reads")]
@@ -120,10 +114,7 @@ def choice_picture(
     return picture_card(164, text, *parts)
 
 
-def reading_picture(
-    prompt: Sequence[str],  # tokens
-    response: Sequence[str],
-) -> Picture:
+def reading_picture(prompt: Sequence[str], response: Sequence[str]) -> Picture:
     "At which columns of one sequence policy, reference, value model and reward model are read."
     at, count = Columns(len(prompt), len(response), 160), len(response)
     first, end = len(prompt) - 1, len(prompt) + count - 1
@@ -268,11 +259,8 @@ BARS, ARCS, LABEL = 90.0, 84.0, 17.0  # heights of a row of bars, of the arcs, o
 FAINT = 0.02  # an arc with less than this share is not drawn
 
 
-def shares(
-    deltas: Sequence[float],  # T surprises
-    decay: float,  # gamma * lam
-) -> list[list[float]]:  # row t: what each surprise adds to the advantage of token t
-    "The terms of the sum in equation 16 of Schulman et al. 2016."
+def shares(deltas: Sequence[float], decay: float) -> list[list[float]]:
+    "By token, what each surprise adds to its advantage: Schulman et al. 2016, equation 16."
     T = range(len(deltas))
     return [[decay ** (j - t) * deltas[j] if j >= t else 0.0 for j in T] for t in T]
 
@@ -295,9 +283,7 @@ def rule(kind: str, x0: float, x1: float, y: float, color: str, thick: float) ->
     return element("path", class_=kind, d=d, stroke=color, stroke_width=thick)
 
 
-def arc(
-    start: float, end: float, y: float, value: float, share: float, largest: float
-) -> str:  # from the surprise at `start` to the token at `end`, as faint as its share is small
+def arc(start: float, end: float, y: float, value: float, share: float, largest: float) -> str:
     "As wide as the surprise is large."
     color, low, high = (UP if value > 0 else DOWN), y + ARCS, y + ARCS / 2
     d = f"M{start:.1f} {y:.1f}C{start:.1f} {high:.1f} {end:.1f} {high:.1f} {end:.1f} {low:.1f}"

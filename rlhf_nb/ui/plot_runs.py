@@ -64,11 +64,7 @@ def line_of(log: Log, metric: str, x: str) -> pd.Series:
     return line.sort_index().where(np.isfinite)
 
 
-def thin_line(
-    line: pd.Series,
-    places: Sequence[float],  # sorted
-    at_once: bool = False,  # whether a value is that of its last update, and no mean
-) -> pd.Series:
+def thin_line(line: pd.Series, places: Sequence[float], at_once: bool = False) -> pd.Series:
     """A line at some of its points. A value is the mean since the point before, so several are one
     by their mean, weighted by their episodes. What comes after the last point is left out."""
     places = [x for x in places if x in line.index]
@@ -82,11 +78,7 @@ def thin_line(
     return pd.Series(sums / np.add.reduceat(width, starts), index=places)
 
 
-def over_runs(
-    logs: Sequence[Log],
-    metric: str,
-    x: str,  # episode or step
-) -> pd.DataFrame:  # mean, least, most, runs; empty where no run logged it
+def over_runs(logs: Sequence[Log], metric: str, x: str) -> pd.DataFrame:
     """One metric of several runs, where all that went so far have a point; a run that ended early
     is as far as it is. NaN where one of them logged NaN. ValueError where they share no point."""
     lines = [line for log in logs if len(line := line_of(log, metric, x))]
@@ -112,10 +104,7 @@ def axis_of(logs: Sequence[Log]) -> str:
     return "episode" if all("episode" in log[-1] for log in logs) else "step"
 
 
-def last_values(
-    logs: Mapping[str, Sequence[Log]],  # name -> the logs of its seeds
-    metrics: Sequence[str],
-) -> pd.DataFrame:  # metric, name, mean, least, most, runs
+def last_values(logs: Mapping[str, Sequence[Log]], metrics: Sequence[str]) -> pd.DataFrame:
     "The last value of each metric, over the runs of a name; NaN where one of them logged NaN."
     rows = []
     for metric in metrics:
@@ -127,11 +116,7 @@ def last_values(
     return pd.DataFrame(rows, columns=["metric", "name", "mean", "least", "most", "runs"])
 
 
-def plot_runs(
-    logs: Mapping[str, Sequence[Log]],  # name -> the logs of its seeds
-    metrics: Sequence[str],
-    ncols: int = 4,
-) -> Figure:
+def plot_runs(logs: Mapping[str, Sequence[Log]], metrics: Sequence[str], ncols: int = 4) -> Figure:
     """A panel for each metric, a line for each name: the mean of its runs, and a band from the
     least to the most where there are several. A line has a gap where a run logged NaN."""
     x = axis_of([log for runs in logs.values() for log in runs])

@@ -102,8 +102,7 @@ def checked_pairs(data: Dataset | Rows, answers: tuple[str, str]) -> list[dict[s
         for name, x in zip(("prompt", *answers), (row.get("prompt"), *both)):
             if not _is_turns(x) and not (name == "prompt" and x is None):
                 raise ValueError(
-                    f"row {number}: {name} is {x!r}: give a text that is not empty, or a "
-                    "conversation; or drop the row."
+                    f"row {number}: {name} is {x!r}: give text or a conversation, or drop it."
                 )
         if both[0] == both[1]:
             raise ValueError(f"row {number}: both answers are the same: drop the row.")
@@ -215,8 +214,7 @@ class Labels:
         rows = [row for row in self.fresh if row["choice"] != "0"]
         if not rows:
             raise ValueError(
-                f"of {len(self.fresh)} labelled pairs {len(self.fresh)} are ties and none is "
-                "decided: label more, or draw pairs that differ more."
+                f"all {len(self.fresh)} labelled pairs are ties: label more, or others."
             )
         names = ["prompt"] * (rows[0]["prompt"] is not None) + ["chosen", "rejected", "pair"]
         return Dataset.from_list([{name: row[name] for name in names} for row in rows])
@@ -321,8 +319,7 @@ def _continue(rows: Rows, order: Sequence[Showing], pairs: Rows, name: str) -> N
         pair = pairs[showing.pair]
         if [row.get("prompt"), row["answers"]] != [pair["prompt"], _in_order(pair, showing)]:
             raise ValueError(
-                f"choice {i + 1} in {name} was made between other texts than row {showing.pair} "
-                f"has: {fix}."
+                f"choice {i + 1} in {name} is between other texts than row {showing.pair}: {fix}."
             )
 
 

@@ -26,11 +26,7 @@ from rlhf_nb.ui.preference_labels import share_sentence
 from rlhf_nb.ui.viz import Html
 
 
-def is_held_out(
-    prompt: Turns | None,
-    share: float = 0.25,  # of all prompts
-    seed: int = 0,
-) -> bool:
+def is_held_out(prompt: Turns | None, share: float = 0.25, seed: int = 0) -> bool:
     "Whether labels on this prompt are kept for measuring: a hash decides, for good."
     digest = hashlib.sha256(f"{seed}/{json.dumps(prompt)}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64 < share

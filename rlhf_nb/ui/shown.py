@@ -16,10 +16,7 @@ from rlhf_nb.ui.html import Html, element, number_text, percent
 from rlhf_nb.ui.viz import episode_table
 
 
-def rollout_markup(
-    title: str,
-    episodes: Sequence[Mapping[Any, Any]],  # column -> value, each
-) -> Html:
+def rollout_markup(title: str, episodes: Sequence[Mapping[Any, Any]]) -> Html:
     "The first episodes of a rollout, without prompts."
     rows = [{str(k): x for k, x in row.items() if k != "prompt"} for row in episodes[:8]]
     return episode_table(rows, title=title, of=len(episodes))

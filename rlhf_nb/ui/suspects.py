@@ -29,10 +29,7 @@ _ODD: dict[str, Callable[[float], str]] = dict(  # of `episode_numbers`, and how
 )
 
 
-def within_updates(
-    numbers: pd.DataFrame,  # a row an episode: update, and the columns
-    columns: list[str],
-) -> pd.DataFrame:
+def within_updates(numbers: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     """How far each number is from the mean of its update, in standard deviations within updates,
     pooled over all of them: an update in which nearly all are alike has no tiny unit of its own."""
     means = numbers.groupby("update")[columns].transform("mean")
