@@ -153,10 +153,11 @@ def print_change(folder: Path) -> None:
     if len(tables := sorted(folder.glob("update-*-sample.csv"))) < 2:
         return
     ends = tables[0], tables[-1]
-    frames = (pd.read_csv(x, keep_default_na=False).drop_duplicates("query") for x in ends)
-    names = [f" after update {int(x.stem.split('-')[1])}" for x in ends]
-    both = pd.merge(*frames, on="query", suffixes=names)
-    print_table(both[[x for x in both if x.startswith(("query", "model", "score"))]], rows=2)
+    first, last = (pd.read_csv(x, keep_default_na=False).drop_duplicates("query") for x in ends)
+    before, after = (f" after update {int(x.stem.split('-')[1])}" for x in ends)
+    both = first.merge(last, on="query", suffixes=(before, after))
+    shown = [f"{name}{when}" for when in (before, after) for name in ("model response", "score")]
+    print_table(both[["query", *shown]], rows=2)
 
 
 def print_table(

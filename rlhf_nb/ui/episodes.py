@@ -210,7 +210,7 @@ def shown_of(
     if isinstance(now, Rollout):
         if not torch.equal(now.response_ids.cpu(), tensors["response_ids"]):
             raise ValueError(
-                "now is of other responses: give another policy's log-probs [B, T] of these tokens."
+                "now is a rollout of other responses: give log-probs [B, T] for these tokens."
             )
         now = now.logprobs
     if now is not None and rollout.logprobs is None:

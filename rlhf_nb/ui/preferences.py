@@ -211,7 +211,7 @@ def label_preferences(
     "Choose by 1, 2, 0 and u; each choice is saved at once. ValueError on rows or a file of no use."
     if refit_every and model is None:
         raise ValueError(
-            f"refit_every is {refit_every} and there is no model: give model and processing_class."
+            f"refit_every is {refit_every} and there is no model to refit: give it, and processing_class."
         )
     work = Labelling(dataset, path, answers, seed, repeat_every)
     if model is None:
