@@ -125,7 +125,7 @@ def episodes(subject: Subject) -> Finding:
 )
 def stop_token(subject: Subject) -> Finding:
     """at least one response of the whole run ends by itself, else the EOS penalty is a constant
-    (2403.17031, 'EOS trick'); a token has at least a tenth of its uniform probability, else
+    (2403.17031, 'EOS trick'); a token has a hundredth of its uniform probability, else
     training has suppressed it; the references keep it as a label"""
     start, sampling = subject.start, subject.trainer.sampling_settings
     share = start.sampled.stopped.float().mean().item()
@@ -142,7 +142,7 @@ def stop_token(subject: Subject) -> Finding:
     unlabelled = without_stop_label(subject)
     if unlabelled:
         text += f"; {unlabelled} references lose it in the labels of supervised fine-tuning"
-    return Finding(of_run >= 1 and chance >= uniform / 10 and not unlabelled, text)
+    return Finding(of_run >= 1 and chance >= uniform / 100 and not unlabelled, text)
 
 
 def without_stop_label(subject: Subject) -> int:

@@ -210,9 +210,7 @@ def label_preferences(
 ) -> PreferenceDesk:
     "Choose by 1, 2, 0 and u; each choice is saved at once. ValueError on rows or a file of no use."
     if refit_every and model is None:
-        raise ValueError(
-            f"refit_every is {refit_every} and there is no model to refit: give it, and processing_class."
-        )
+        raise ValueError(f"refit_every is {refit_every} and there is no model to refit: give one.")
     work = Labelling(dataset, path, answers, seed, repeat_every)
     if model is None:
         return PreferenceDesk(work, None, refit_every)
