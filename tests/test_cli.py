@@ -459,9 +459,7 @@ def test_an_engine_by_name_is_what_samples(parts, capsys):
         "--per_device_train_batch_size 8 --response_length 3 --reward_function ones.py:ones "
         f"{COMMON} --output_dir run --engine "
     )
-    Path("ones.py").write_text(
-        "def ones(prompts, responses, **columns): return [1.0] * len(responses)"
-    )
+    Path("ones.py").write_text("def ones(prompts, responses, **c): return [1.0] * len(responses)")
     assert say(capsys, line + "mine.py:make --num_sample_generations 0")[0] == 0
     assert Path("sampled").read_text() == "8 "
     for words, said in (

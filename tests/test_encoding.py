@@ -735,9 +735,7 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
     wanted = score_texts(trainer.reward_model, other, *given, **how)
     torch.testing.assert_close(torch.tensor(found.scores), wanted)
     other.chat_template = "{{ raise_exception('h') if messages[0].content == 'h' }}" + CHATML
-    with pytest.raises(
-        ValueError, match="prompt 7 for the reward model: the chat_template refuses"
-    ):
+    with pytest.raises(ValueError, match="prompt 7 for the reward model: the chat_template"):
         ppo(scorer(other), data=data, parts=parts)
 
 
@@ -866,9 +864,7 @@ def test_what_a_template_wants_of_a_turn(tokenizers):
     tokenizer.chat_template = NO_SYSTEM + CHATML
     for i, talk in enumerate((TALKS["a system turn"], [ONE[0], *TWO[2:]])):
         role = talk[i]["role"]
-        with pytest.raises(
-            ValueError, match=f"refuses turn {i} of role '{role}' .*: they alternate"
-        ):
+        with pytest.raises(ValueError, match=f"refuses turn {i} of role '{role}' .*: they"):
             render(talk, tokenizer)
 
 

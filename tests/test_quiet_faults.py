@@ -88,9 +88,7 @@ def test_what_ppo_refuses_leaves_no_gradient(ppo):
     r = trainer.advantages(trainer.score(trainer.rollout(["ab", "c", "de", "f"] * 2)))
     before = copy.deepcopy(trainer.model.state_dict())
     spoilt = r.with_(advantages=r.advantages.masked_fill(r.mask, math.nan))
-    with pytest.raises(
-        FloatingPointError, match="update 0, micro-batch 1 of 2 is nan: nothing was"
-    ):
+    with pytest.raises(FloatingPointError, match="update 0, micro-batch 1 of 2 is nan: nothing"):
         trainer.update(spoilt)
     assert all(torch.equal(x, before[name]) for name, x in trainer.model.state_dict().items())
     assert math.isfinite(trainer.update(r)["policy/grad_norm"])

@@ -341,8 +341,7 @@ def test_a_script_hears_of_an_alarm(ppo, capsys, monkeypatch):
     trainer.args.disable_tqdm = True
     assert "eval_score" in trainer.generate_completions() and "query" in capsys.readouterr().out
     trainer.eval_dataset, trainer.args.disable_tqdm = None, False
-    assert trainer.generate_completions() == {}
-    assert "no evaluation prompts" in capsys.readouterr().out
+    assert trainer.generate_completions() == {} and "no evaluation" in capsys.readouterr().out
     assert "\n      kl_coef = 0.05: Weight of the KL penalty." in type(trainer.args).__doc__
 
 

@@ -120,9 +120,7 @@ def installed_alone(pip: Sequence[str | Path]) -> None:
         p["name"].lower(): p["version"] for p in json.loads(run(*pip, "list", "--format=json"))
     }
     if unwanted := DEVELOPMENT & installed.keys():
-        sys.exit(
-            f"wheel_check: {', '.join(sorted(unwanted))} came with the package: see settings.ini"
-        )
+        sys.exit(f"wheel_check: {', '.join(sorted(unwanted))} came with it: see settings.ini")
     print(
         "  "
         + " ".join(f"{r.split('>=')[0]}=={installed[r.split('>=')[0]]}" for r in requirements())
