@@ -105,7 +105,8 @@ class PPOModelArguments(TrainModelArguments):
 
     reward_function: list[str] | None = setting(
         None,
-        "module:function or file.py:function; or gold, sentiment. Several: --reward_weights.",
+        "module:function or file.py:function, called with prompts, responses and the columns; or "
+        "gold, sentiment. Several are added up (--reward_weights).",
     )
     environment: str | None = setting(
         None,

@@ -175,7 +175,7 @@ def control(
     "A control for one argument. Raises ValueError if the specification is none of these."
     label = label_of(name)
     shared: dict[str, Any] = dict(description=label, tooltip=label)  # else its tooltip is "null"
-    shared |= dict(style=dict(description_width="11em"), layout=dict(width="29em"))
+    shared |= dict(style=dict(description_width="initial"), layout=dict(width="20em"))
     if isinstance(spec, bool):
         return widgets.Checkbox(value=spec, **shared)
     numbers = isinstance(spec, tuple) and all(isinstance(x, (int, float)) for x in spec)
@@ -250,20 +250,20 @@ class Explorer:
         alone = [{name: x} for name, its in self.stops.items() for x in its]
         for values in [*self.presets.values(), *alone]:
             self.places(values)
-        self.view = widgets.HTML(layout=dict(flex="1 1 32em", min_width="0", overflow="auto"))
+        self.view = widgets.HTML(layout=dict(min_width="0", overflow="auto"))
         for one in self.controls.values():
             one.observe(self.update, names="value")
         self.box = self.layout()
         self.update()
 
     def layout(self) -> widgets.VBox:
-        "Title and question above; the controls beside the view where there is room."
+        "Title and question, the controls in a row where there is room, and the view below them."
         moves = {name: {**self.start, **values} for name, values in self.presets.items()}
         named = [action_button(name, partial(self.set, **values)) for name, values in moves.items()]
         wrap = dict(flex_flow="row wrap")
         buttons = widgets.HBox([*named, action_button("Reset", self.reset)], layout=wrap)
-        column = widgets.VBox([buttons, *self.controls.values()], layout=dict(flex="0 1 auto"))
-        body = widgets.HBox([column, self.view], layout=dict(wrap, align_items="flex-start"))
+        controls = widgets.HBox([*self.controls.values()], layout=wrap)
+        body = widgets.VBox([buttons, controls, self.view])
         style = widgets.HTML(element("style", asset("dials.css")), layout=dict(display="none"))
         box = widgets.VBox([style, *[widgets.HTML(self.head())] * bool(self.head()), body])
         return box.add_class("rlhf-dials")
