@@ -33,15 +33,17 @@ setup(
         *(f"Programming Language :: Python :: {x}" for x in cfg["tested_pythons"].split()),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
-    packages=find_packages(include=["rlhf_nb", "rlhf_nb.*"]),
+    packages=[*find_packages(include=["rlhf_nb", "rlhf_nb.*"]), "rlhf_nb.course"],
+    package_dir={"rlhf_nb.course": "nbs/course"},  # which `rlhf-nb course` copies
     package_data={
+        "rlhf_nb.course": ["*.ipynb"],
         "rlhf_nb": [
             "py.typed",
             "recipes/*",
             "ui/static/*",
             "cli/pages.json",
             "cli/starting_model/*",
-        ]
+        ],
     },
     include_package_data=True,
     python_requires=f">={cfg['min_python']}",

@@ -327,9 +327,7 @@ def main() -> int:
     )
     parser.add_argument("check", choices=["export", "widgets", "readme", "layout", "colab"])
     parser.add_argument("--write", action="store_true", help="all but export: write it")
-    parser.add_argument(
-        "--root", type=Path, default=ROOT, help="the tree to check (default: this one)"
-    )
+    parser.add_argument("--root", type=Path, default=ROOT, help="the tree to check (default: this)")
     args = parser.parse_args()
     if args.write and args.check == "export":
         parser.error("--write goes with readme, widgets, layout and colab")

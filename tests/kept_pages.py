@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 
 from rlhf_nb.cli import COMMANDS
 from rlhf_nb.cli.help import page_of
+from rlhf_nb.cli.quick import FILES
 from rlhf_nb.cli.quick import __file__ as QUICK
 
 COMPLETION = """_rlhf_nb() {{
-  local words="{commands} launch"
+  local words="{commands} launch course"
   [ "$COMP_CWORD" -gt 1 ] && case "${{COMP_WORDS[1]}}" in
     {options}
   esac
@@ -32,14 +33,32 @@ def required_of(remarks: Mapping[str, str]) -> dict[str, list[str]]:
     return required
 
 
+def values_of(known: Mapping, page: Mapping, theirs: Collection[str]) -> dict[str, dict]:
+    "What a value may be: of numbers, of choices, and of options that name a file or a folder."
+    shown = {flags[0].lstrip("-") for entries in page["groups"].values() for flags, _ in entries}
+    values = {}
+    for name, action in known.items():
+        if action.option_strings and (name in shown or name not in theirs):
+            kind, choices = getattr(action.type, "__name__", ""), list(action.choices or [])
+            how = dict(nargs="+") if action.nargs == "+" else {}
+            how |= dict(type=kind) if kind.partition(" ")[0] in ("int", "float") else {}
+            plain = choices and all(isinstance(x, str | None) for x in choices)
+            how |= dict(choices=choices) if plain else {}
+            if {*how} - {"nargs"} or FILES.match(name):
+                values[name] = how
+    return values
+
+
 def kept_pages() -> dict:
     "Of each command: its page of help, the names of its own options, those that are required."
     pages = {}
     for name in COMMANDS:
         parser = getattr(import_module(f"rlhf_nb.cli.{name}"), f"{name}_parser")()
         flags = [x for x, action in parser.known.items() if action.option_strings]
+        page = page_of(parser.about, parser.known, parser.theirs, False)
         pages[name] = dict(
-            page=page_of(parser.about, parser.known, parser.theirs, False),
+            page=page,
+            values=values_of(parser.known, page, parser.theirs),
             names=[x for x in flags if x not in parser.theirs],
             trains=name == "replay" or bool(parser.theirs),
             required=required_of(parser.about.required),

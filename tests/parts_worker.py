@@ -121,9 +121,7 @@ if not STAGE:  # one engine to a process is enough
     other = make("float32")
     other.prepare()
     plain = other.rollout(prompts[RANK * 4 : RANK * 4 + 4])
-assert plain is None or not torch.equal(plain.logprobs[:, :1], r.logprobs[:, :1]), (
-    "this was not bf16"
-)
+assert plain is None or not torch.equal(plain.logprobs[:, :1], r.logprobs[:, :1]), "not bf16"
 if STAGE:
     assert (
         {p.dtype for p in trainer.ref_model.parameters()}

@@ -50,12 +50,10 @@ class Runs:
 def need_deepspeed() -> None:
     "Skip where DeepSpeed cannot run on a CPU: it builds its communication when it first runs."
     pytest.importorskip(
-        "deepspeed", reason="DeepSpeed is not installed: it is in the development set on Linux"
+        "deepspeed", reason="DeepSpeed is not installed: the development set has it"
     )
     if not shutil.which(os.environ.get("CXX", "c++")):
-        pytest.skip(
-            "no C++ compiler, which DeepSpeed wants on a CPU: install g++, or name one in CXX"
-        )
+        pytest.skip("no C++ compiler, which DeepSpeed wants: install g++, or name one in CXX")
 
 
 def weights(trainer: PPOTrainer) -> dict[str, torch.Tensor]:

@@ -558,9 +558,7 @@ def test_a_reward_model_with_far_more_ids_needs_its_tokenizer(ppo, letters, capl
     judge = lambda rows: AutoModelForSequenceClassification.from_config(
         LlamaConfig(**SMALL | dict(vocab_size=rows))
     )
-    with pytest.raises(
-        ValueError, match="embedding for 300 ids and the policy for 12.*reward_proc"
-    ):
+    with pytest.raises(ValueError, match="embedding for 300 ids .* policy for 12.*reward_proc"):
         ppo(judge(300))
     ppo(judge(300), parts=dict(reward_processing_class=letters))
     assert "taken for the same vocabulary" not in caplog.text

@@ -329,9 +329,7 @@ def test_alarms_and_jumps():
     # catches: a slope taken for a jump, the update before or after, an alarm that is lost
     slope = pd.DataFrame(
         [
-            dict(
-                update=u, **{"objective/kl": 0.5 * u + 0.01 * (u % 2), "objective/raw_scores": 0.0}
-            )
+            dict(update=u, **{"objective/kl": u / 2 + 0.01 * (u % 2), "objective/raw_scores": 0.0})
             for u in range(20)
         ]
     )

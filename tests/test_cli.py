@@ -459,9 +459,7 @@ def test_an_engine_by_name_is_what_samples(parts, capsys):
         "--per_device_train_batch_size 8 --response_length 3 --reward_function ones.py:ones "
         f"{COMMON} --output_dir run --engine "
     )
-    Path("ones.py").write_text(
-        "def ones(prompts, responses, **columns): return [1.0] * len(responses)"
-    )
+    Path("ones.py").write_text("def ones(prompts, responses, **c): return [1.0] * len(responses)")
     assert say(capsys, line + "mine.py:make --num_sample_generations 0")[0] == 0
     assert Path("sampled").read_text() == "8 "
     for words, said in (
@@ -1064,6 +1062,25 @@ def test_prompts_are_cut_between_words(text, shown):
     assert end_of(text) == shown
 
 
+# catches: a second run that is left out, a page that stays behind a run that goes on
+def test_view_of_two_runs_and_of_one_that_trains(ppo, capsys, monkeypatch):
+    for name in ("run", "other"):
+        ppo.trained(save_rollouts=True, output_dir=str(Path(name).resolve()))
+    assert say(capsys, "view run other --no-browser")[0] == 0
+    assert [x.get("run") for x in page_of_view()[1]["updates"]] == [None] * 3 + [1] * 3
+    kept, late = sorted(Path("run/rollouts").iterdir())[2], Path("late")
+    kept.rename(late)
+
+    def wait(seconds):
+        if not late.exists():
+            raise KeyboardInterrupt
+        late.rename(kept)
+
+    monkeypatch.setattr(view.time, "sleep", wait)
+    code, out, _ = say(capsys, "view run --live --no-browser")
+    assert code == 0 and "update 2 is in the page" in out and len(page_of_view()[1]["updates"]) == 3
+
+
 # catches: text of a model that runs as script, one update of three, a browser that opens unasked,
 # ranks left out or shown twice
 def test_view(ppo, capsys, monkeypatch):
@@ -1180,19 +1197,29 @@ def test_help_beside_a_recipe_shows_what_it_sets(capsys):
 
 # catches: kept pages of help that are not those of the parsers, a command that waits for seconds of
 # imports before it answers, an option of transformers that is refused because no one kept its name
-def test_what_is_answered_at_once(capsys):
+def test_what_is_answered_at_once(capsys, monkeypatch):
     assert quick.kept() == json.loads(json.dumps(kept_pages())), "python tests/kept_pages.py"
     assert PARSERS["ppo"]().theirs <= {*quick.their_names()}
     loaded = "assert not {'torch', 'transformers', 'pandas'} & {*sys.modules}"
-    for words in (["ppo", "--help"], ["judge", "--nope"], ["demo", "-h"], ["preflight"]):
+    enough = ["--dataset-name", "reasoning_gym:x", "--sft_model_path=y"]
+    wrong = "--seed x, --kl_estimator k9, --config no.yaml, --reward_function no.py:f, --gamma"
+    wrong = [["ppo", *enough, *x.split()] for x in (wrong + ", --value_model_path no/").split(",")]
+    for words in (["ppo", "--help"], ["judge", "--nope"], ["demo", "-h"], ["preflight"], *wrong):
         code = f"import sys; from rlhf_nb.cli import main; main({words}); {loaded}"
         subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True)
+    for _, *words in wrong[:2]:  # the same as from the parser that knows everything
+        with pytest.raises(ValueError, match="argument --") as soon:
+            quick.answered("ppo", words)
+        with pytest.raises(SystemExit):
+            PARSERS["ppo"]().read(words)
+        assert capsys.readouterr().err == f"rlhf-nb ppo: {soon.value}\n"
+    assert quick.answered("ppo", [*enough, "--max_steps", "7", "--target_kl=none"]) is False
+    assert quick.answered("view", [".", "--update", "last"]) is False
+    monkeypatch.setattr(quick, "check_values", lambda *_: None)
     for name in cli.COMMANDS:
         typed = [x for a in PARSERS[name]().known.values() for x in a.option_strings]
         typed = [x for x in typed if "help" not in x and x != "-h"]
         assert quick.answered(name, [*typed, "-- no option", "--help-all"]) is False, name
-    enough = ["--dataset-name", "reasoning_gym:x", "--sft_model_path=y"]
-    assert quick.answered("ppo", enough) is False
     code, out, _ = say(capsys, "completion bash")
     assert code == 0 and "--kl_coef" in out and "rlhf-nb" in out.splitlines()[-1]
 

@@ -29,9 +29,7 @@ from rlhf_nb.ui.loop import STEPS, loop_picture
 ROOT = Path(__file__).resolve().parent.parent
 COURSE = ROOT / "nbs" / "course"
 PATHS = sorted(COURSE.glob("[0-9][0-9]_*.ipynb"))
-NOTEBOOKS = sorted(
-    p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts
-)
+NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if "checkpoints" not in str(p))
 CHECKERS = {exercise.name: exercise for exercise in EXERCISES}
 HALF_AN_HOUR, PATH_MINUTES = 30, 220  # the second with what exercises and thinking take
 SECONDS = 67  # of the slowest page, on one thread

@@ -731,7 +731,7 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
     wanted = score_texts(trainer.reward_model, other, *given, **how)
     torch.testing.assert_close(torch.tensor(found.scores), wanted)
     other.chat_template = "{{ raise_exception('h') if messages[0].content == 'h' }}" + CHATML
-    with pytest.raises(ValueError, match="prompt 7 for the reward model: the chat_temp.* refuses"):
+    with pytest.raises(ValueError, match="prompt 7 for the reward model: the chat_template"):
         ppo(scorer(other), data=data, parts=parts)
 
 

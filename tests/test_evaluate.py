@@ -575,9 +575,7 @@ def test_broken_text_is_sent(serve):
 def test_what_will_not_pass_ends_at_once(serve, status, headers):
     server = serve(lambda number, chat: (status, b"\x1b[2Jno: the key sk-secret is wrong", headers))
     with pytest.raises(ConnectionError) as caught:
-        judge_of(server, api_key="sk-secret", concurrency=1)(
-            PROMPTS, list(zip(OURS, ["z" * 9] * 12))
-        )
+        judge_of(server, api_key="sk-secret", concurrency=1)(PROMPTS, [*zip(OURS, ["z" * 9] * 12)])
     said = str(caught.value)
     assert server.requests == 1
     assert f"HTTP {status}: \\x1b[2Jno" in said and "\x1b" not in said

@@ -199,8 +199,8 @@ def test_a_state_in_words_is_escaped():
 
 def buttons(explorer):
     "Name -> button, of the frame."
-    column = explorer.box.children[-1].children[0]
-    return {button.description: button for button in column.children[0].children}
+    row = explorer.box.children[-1].children[0]
+    return {button.description: button for button in row.children}
 
 
 # catches: a preset that leaves the other controls where they were, a reset to some other state, a

@@ -88,9 +88,7 @@ def test_one_thread_trains_at_a_time(ppo, tmp_path, how):
     ended = []
 
     def beside():
-        with pytest.raises(
-            RuntimeError, match=f"{tmp_path}/b cannot train .* in {tmp_path}/a: both"
-        ):
+        with pytest.raises(RuntimeError, match=f"{tmp_path}/b cannot train .* in {tmp_path}/a:"):
             getattr(second, how)()
         ended.append(how)
 
@@ -227,9 +225,7 @@ def test_an_output_replaces_only_what_is_ours(tmp_path):
     page.write_text("<p>theirs")
     link.symlink_to(csv)
     for path in (csv, page, link):
-        with pytest.raises(
-            ValueError, match="rlhf-nb did not write it: give another name, or --ov"
-        ):
+        with pytest.raises(ValueError, match="rlhf-nb did not write it: give another name, or"):
             writable(path, "--output")
         writable(path, "--output", overwrite=True)
     write_text_atomic(link, "<style>.rlhf")

@@ -273,9 +273,7 @@ def test_pooled_posts_lose_what_seeds_keep(wrong):
         a, b = rng.normal(0.70, 0.08, 3), rng.normal(0.45, 0.02, 3)
         ours, theirs = ([1.0 * (rng.random(200) < rate) for rate in group] for group in (a, b))
         if wrong:
-            low, high = paired_interval(
-                np.concatenate(ours).tolist(), np.concatenate(theirs).tolist()
-            )
+            low, high = paired_interval(*(np.concatenate(x).tolist() for x in (ours, theirs)))
         else:
             rates = gains.seed_rates(ours), gains.seed_rates(theirs)
             _, low, high, *_ = gains.paired_gain(*rates)

@@ -104,9 +104,7 @@ def test_token_functions_against_numpy(seed, temperature):
 # catches: p * log p with log 0, log-softmax in bf16, an offset of 1e4 that eats the digits of the
 # entropy
 def test_hostile_logits():
-    logits = tensor(
-        [[0.0, 1e4, -1e4], [-math.inf, 0.0, 0.0], [1e4, 1e4, 1e4 - 1]], requires_grad=True
-    )
+    logits = tensor([[0, 1e4, -1e4], [-math.inf, 0, 0], [1e4, 1e4, 1e4 - 1]], requires_grad=True)
     logprobs, entropy = token_logprobs(logits, tensor([0, 1, 2])), token_entropy(logits)
     assert logprobs.isfinite().all() and logprobs[0] == -1e4
     assert torch.allclose(entropy[:2], tensor([0.0, math.log(2)]))

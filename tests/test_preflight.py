@@ -8,18 +8,21 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from subprocess import TimeoutExpired
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from marks import slow_but
 from ppo_fixtures import PROMPTS, SIZES, logs, unlike, untimed, weights
 from rich.console import Console
 
 from rlhf_nb.cli import main
+from rlhf_nb.diagnose import rungs_update
 from rlhf_nb.diagnose.checks import Check, Checks, Finding, Rung, climb, not_here
 from rlhf_nb.diagnose.preflight import LADDER, check_pairs, preflight
-from rlhf_nb.diagnose.subject import Subject, text_in
+from rlhf_nb.diagnose.subject import RARE, Subject, by_chance, text_in
 from rlhf_nb.environments import guess_number
 from rlhf_nb.models import scorer_from
 from rlhf_nb.trainer import PPOTrainer
@@ -158,9 +161,7 @@ RUNS = dict(
 
 # catches: a preflight that draws from the run's random numbers, moves its running moments, steps its
 # optimizer, sets a mode, takes a batch of its prompts, or writes into its folder
-@pytest.mark.parametrize(
-    "name", ["moments", pytest.param("plain", marks=pytest.mark.slow), "shared"]
-)
+@pytest.mark.parametrize("name", slow_but(("moments", "shared"), RUNS))
 def test_a_run_after_a_preflight_is_bit_for_bit_the_run_without(name, ppo, tmp_path):
     alone = ppo(**RUNS[name], max_steps=2)
     before = modes(alone)
@@ -216,6 +217,35 @@ def test_pairs_in_the_wrong_order_are_reported(ppo):
     wrong = preflight(ppo(), pairs("aaa", "ccc"), some, quiet=True)
     assert right.passed and "4 of 4 pairs" in right["rewards: pairs"].measured
     assert not wrong.passed and "0 of 4 pairs" in wrong["rewards: pairs"].measured
+
+
+# catches: noise of a healthy judge reported as a fault, and a fault taken for noise
+def test_what_a_fair_coin_may_do_is_no_fault(ppo):
+    assert by_chance(35, 29) > 0.2 and by_chance(46, 18) > RARE > by_chance(48, 16)
+    right, wrong, some = (
+        pairs("ccc", "aaa"),
+        pairs("aaa", "ccc"),
+        rungs("rewards: judges", "rewards: pa"),
+    )
+    for given, passed in ((right[:3] + wrong, None), (right[:1] + wrong * 5, False)):
+        assert preflight(ppo(), given, some, quiet=True)["rewards: pairs"].passed is passed
+
+
+# catches: a reward that is rarely earned taken for one that is always the same
+def test_a_reward_that_no_sample_earns_and_references_do_is_not_measured(ppo):
+    rare = ppo(lambda p, r, **c: [float("j j j" in x) for x in r], data=with_answers("j j j"))
+    done = preflight(rare, rungs=rungs("rewards: spread"), quiet=True)
+    assert done["rewards: spread"].passed is None and "32 resp" in done["rewards: spread"].measured
+
+
+# catches: one try that chance spoils; a learner that is right as often as not
+@pytest.mark.parametrize("tries, passed", [("+", 1), ("-++", 1), ("----", 0), ("-+----", 0)])
+def test_a_trivial_reward_is_tried_until_it_is_clear(tries, passed, monkeypatch):
+    found = iter([Finding(x == "+", "") for x in tries])
+    monkeypatch.setattr(rungs_update, "wanted_token", lambda subject: 1)
+    monkeypatch.setattr(rungs_update, "learns", lambda *given: next(found))
+    subject = SimpleNamespace(args=SimpleNamespace(seed=0))
+    assert rungs_update.trivial(subject).passed == passed and not [*found]
 
 
 # catches: an error of somebody's reward that ends the program, a score that depends on the batch,

@@ -188,9 +188,7 @@ def test_fault_03_a_loader_that_was_read_to_its_end_changes_no_count(ppo, steps)
 
 @pytest.mark.parametrize("mini_batches", [3, 5, 16])
 def test_fault_03_sizes_that_do_not_divide_are_refused(ppo, mini_batches):
-    with pytest.raises(
-        ValueError, match=f"num_mini_batches is {mini_batches}: .*8 rows do not divide"
-    ):
+    with pytest.raises(ValueError, match=f"num_mini_batches is {mini_batches}: .*8 rows do not"):
         ppo(num_mini_batches=mini_batches)
 
 
@@ -876,9 +874,7 @@ def check_stops_at_once(ppo, rows, keep_stop=True, **settings):
 
 # catches: 0 / 0 in a row of one token, a mask that ends before the stop token, a value or an
 # advantage of a row that has none
-@pytest.mark.parametrize(
-    "rows", [slice(0, 1), slice(0, 4), slice(None)], ids=["one", "half", "all"]
-)
+@pytest.mark.parametrize("rows", [slice(0, 1), slice(0, 4), slice(None)], ids=["1", "4", "all"])
 @pytest.mark.parametrize(
     "settings",
     [

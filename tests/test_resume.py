@@ -248,9 +248,7 @@ def test_supervised_rates_change(supervised, caplog):
 
 def test_weights_alone_cannot_be_resumed(supervised):
     supervised(save_only_model=True).train()
-    with pytest.raises(
-        ValueError, match="save_only_model: it holds weights, and neither optimizer"
-    ):
+    with pytest.raises(ValueError, match="save_only_model: it holds weights, and neither"):
         supervised().train(resume_from_checkpoint=True)
 
 
@@ -555,9 +553,7 @@ def test_a_checkpoint_that_cannot_be_this_runs_is_refused(half, tmp_path):
     with pytest.raises(ValueError, match="does not say which run"):
         check_same_run(tmp_path, trainer.identity())
     (tmp_path / "ppo_state.json").write_text('{"update_count": 1}')
-    with pytest.raises(
-        ValueError, match="lacks controller, .*, moments, .*: another version saved it"
-    ):
+    with pytest.raises(ValueError, match="lacks controller, .*, moments, .*: another version"):
         trainer.read_state(tmp_path)
     trainer.eval_dataset = dict(one=Dataset.from_dict(dict(prompt=["a"])))
     before = trainer.identity()

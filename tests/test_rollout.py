@@ -118,9 +118,7 @@ def test_later_tokens_follow_softmax_too(name):
 )
 def test_truncation_by_hand(top_k, top_p, kept):
     order = torch.tensor([2, 0, 3, 1])  # where the likeliest, the second, ... stand
-    logits = torch.full((1, 4), 0.0).index_copy(
-        1, order, torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
-    )
+    logits = torch.zeros(1, 4).index_copy(1, order, torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log())
     before, found = logits.clone(), truncate_logits(logits, top_k, top_p).isfinite()[0]
     assert {order.tolist().index(i) for i in found.nonzero()[:, 0].tolist()} == kept
     assert torch.equal(logits, before)

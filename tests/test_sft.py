@@ -273,9 +273,7 @@ def test_bars_are_silent_and_come_back(tiny, tokenizer, world, small_args, monke
     data, seen, real = world["train"].select_columns(["prompt", "completion"]), [], bars.tqdm
     monkeypatch.setattr(
         "datasets.arrow_dataset.hf_tqdm",
-        lambda *given, **more: (
-            seen.append(bars.are_progress_bars_disabled()) or real(*given, **more)
-        ),
+        lambda *x, **more: seen.append(bars.are_progress_bars_disabled()) or real(*x, **more),
     )
     for quiet in (True, False):
         SFTTrainer(tiny(), small_args(SFTConfig, disable_tqdm=quiet), data, None, tokenizer)

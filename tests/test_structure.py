@@ -209,9 +209,7 @@ HANDED_ON = {  # handlers of any error that do not raise it, and what they do wi
 def swallowed(source: str) -> Iterator[str]:
     "Functions with a handler of every error there is, which does not raise it again."
     tree = parsed(source)
-    functions = [
-        x for x in ast.walk(tree) if isinstance(x, (ast.FunctionDef, ast.AsyncFunctionDef))
-    ]
+    functions = [x for x in ast.walk(tree) if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef)]
     for node in ast.walk(tree):
         if not isinstance(node, ast.ExceptHandler):
             continue

@@ -220,9 +220,7 @@ def test_win_rate_by_hand():
 
 
 # catches: a label by the sign alone, a noise that multiplies, first and second exchanged
-@pytest.mark.parametrize(
-    "gap, noise", [(0.0, 1.0), (1.0, 1.0), (-1.0, 1.0), (2.0, 4.0), (3.0, 1.0)]
-)
+@pytest.mark.parametrize("gap, noise", [(0.0, 1.0), (1.0, 1.0), (-1.0, 1.0), (2.0, 4.0), (3, 1.0)])
 def test_labels_follow_bradley_terry(gap, noise):
     rng, n, wanted = random.Random(0), 20_000, 1 / (1 + math.exp(-gap / noise))
     share = sum(prefers_first(gap + 5, 5, rng, noise) for _ in range(n)) / n

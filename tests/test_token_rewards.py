@@ -531,9 +531,7 @@ def completed_texts(trainer) -> list[str]:
     return trainer.evaluator.complete(trainer.eval_dataset).texts
 
 
-REWARDS = [
-    x for x in LADDER if x.name.startswith(("data: episodes", "log-probs", "rewards: judges"))
-]
+REWARDS = [x for x in LADDER if x.name.startswith(("data: episodes", "log-probs", "rewards: j"))]
 REWARDS += [x for x in LADDER if x.name in ("rewards: scores", "rewards: per token")]
 REWARDS += [x for x in LADDER if x.name.startswith("value model: adv") or "metrics" in x.name]
 

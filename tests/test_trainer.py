@@ -334,10 +334,14 @@ def test_a_notebook_shows_what_to_look_at(ppo, monkeypatch):
 # catches: a run that ends in silence on an alarm; a trainer that prints its address
 def test_a_script_hears_of_an_alarm(ppo, capsys, monkeypatch):
     monkeypatch.setattr(loop, "alarms_of", lambda logs: [f"in {len(logs)} logs"])
-    trainer = ppo.trained(parts=dict(eval_dataset=None), disable_tqdm=False)
-    assert trainer.generate_completions() == {} and repr(trainer) == trainer.describe()
+    trainer = ppo.trained(disable_tqdm=False, num_sample_generations=3)
     said = capsys.readouterr().out
-    assert "\nAlarm. in 4 logs\n" in said and "no evaluation prompts" in said
+    assert "\nAlarm. in 7 logs\n" in said and "KL (nats)" in said and "objective/" not in said
+    assert said.count("query") == 4 and repr(trainer) == trainer.describe()  # before and after
+    trainer.args.disable_tqdm = True
+    assert "eval_score" in trainer.generate_completions() and "query" in capsys.readouterr().out
+    trainer.eval_dataset, trainer.args.disable_tqdm = None, False
+    assert trainer.generate_completions() == {} and "no evaluation" in capsys.readouterr().out
     assert "\n      kl_coef = 0.05: Weight of the KL penalty." in type(trainer.args).__doc__
 
 

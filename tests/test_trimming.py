@@ -377,7 +377,5 @@ def test_what_a_model_is_given(ppo, how, trims):
 
 # catches: a positive number that is not asked for, said too late or without its name
 def test_a_budget_is_positive(ppo):
-    with pytest.raises(
-        ValueError, match="micro_batch_tokens is 0: give a whole number of at least 1"
-    ):
+    with pytest.raises(ValueError, match="micro_batch_tokens is 0: give a whole number of at"):
         ppo(micro_batch_tokens=0)

@@ -331,9 +331,7 @@ def test_other_mistakes_fail_too(name, seed):
 # catches: a checker that compares what is returned, and not what was done
 def test_right_losses_alone_do_not_pass(seed):
     def answer(policy, value, reference, optimizer, *rest):
-        before = [
-            p.detach().clone() for p in (*policy.parameters(), *value.base_model.parameters())
-        ]
+        before = [p.clone() for p in (*policy.parameters(), *value.base_model.parameters())]
         losses = RIGHT["of the course's parts"](policy, value, reference, optimizer, *rest)
         with torch.no_grad():
             for p, old in zip((*policy.parameters(), *value.base_model.parameters()), before):

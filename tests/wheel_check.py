@@ -33,7 +33,9 @@ from check_tree import tree
 ROOT = Path(__file__).resolve().parent.parent
 LIB = "rlhf_nb"
 DEVELOPMENT = {"nbdev", "fastcore", "execnb", "ghapi", "pytest"}  # no user should get these
-SHIPPED = (f"{LIB}/py.typed", f"{LIB}/recipes/", f"{LIB}/__init__.py")  # no user goes without these
+SHIPPED = [
+    f"{LIB}/{x}" for x in ("py.typed", "recipes/", "__init__.py", "course/00_tour")
+]  # no user goes without these
 OFFLINE = dict(
     HF_HUB_OFFLINE="1",
     HF_DATASETS_OFFLINE="1",
@@ -118,9 +120,7 @@ def installed_alone(pip: Sequence[str | Path]) -> None:
         p["name"].lower(): p["version"] for p in json.loads(run(*pip, "list", "--format=json"))
     }
     if unwanted := DEVELOPMENT & installed.keys():
-        sys.exit(
-            f"wheel_check: {', '.join(sorted(unwanted))} came with the package: see settings.ini"
-        )
+        sys.exit(f"wheel_check: {', '.join(sorted(unwanted))} came with it: see settings.ini")
     print(
         "  "
         + " ".join(f"{r.split('>=')[0]}=={installed[r.split('>=')[0]]}" for r in requirements())

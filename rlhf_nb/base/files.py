@@ -121,6 +121,13 @@ MOST_LEVELS = 100  # of lists and objects within each other
 MOST_YAML = 2**16  # characters of a YAML file
 
 
+def check_folder(name: str, before: str = "") -> None:
+    "Raises FileNotFoundError where a model's name can only be that of a folder, and there is none."
+    of_folder = re.match(r"[~./\\]|\w:|.*/$|.*/.*/", name) and not name.endswith(".gguf")
+    if of_folder and not Path(name).exists():
+        raise FileNotFoundError(f"{before}there is no folder {name}: give one that was saved to.")
+
+
 def parse_json(text: str | bytes, **how: Any) -> Any:
     "As `json.loads`. Raises ValueError also where whoever walks through it would run out of stack."
     try:

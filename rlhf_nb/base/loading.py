@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -25,6 +24,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from rlhf_nb.base.files import check_folder
 from rlhf_nb.base.opened import unwrap
 from rlhf_nb.base.real import SHORT_NAME, real_place
 from rlhf_nb.base.sharding import zero3_is_live
@@ -96,8 +96,7 @@ def explain_load_errors(name: str, what: str = "model") -> Iterator[None]:
     folder, gguf = Path(name), name.endswith(".gguf")
     if folder.is_file() and not gguf:
         raise NotADirectoryError(f"{name} is a file: give the folder that the {what} is in.")
-    if re.match(r"[~./\\]|\w:", name) and not gguf and not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {name}: give the one that was saved to.")
+    check_folder(name)
     if folder.is_dir() and not any(any(folder.glob(file)) for file in SAVED[what]):
         inside = sorted({p.parent.name for file in SAVED[what] for p in folder.glob(f"*/{file}")})
         such = f" In it, these have one: {', '.join(inside)}." if inside else ""

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import textwrap
+import time
 from importlib import import_module
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rlhf_nb.cli.quick import answered, kept
 
 __all__ = ["COMMANDS", "RECIPES", "main"]
 
+STARTED = time.perf_counter()
 RECIPES = Path(__file__).parent.parent / "recipes"  # settings and launcher files of the package
 COMMANDS = {  # name -> its line in `rlhf-nb --help`; each is `<name>_command` in its own module
     "sft": "learn to answer as the references do",
@@ -31,6 +33,7 @@ COMMANDS = {  # name -> its line in `rlhf-nb --help`; each is `<name>_command` i
     "demo": "the whole of RLHF on embedded data, in minutes on a CPU",
 }
 MORE = {
+    "course": "copy the notebooks of the course into a FOLDER, to run them there",
     "launch": "one of these on several GPUs: accelerate launch, with recipes by their names",
     "completion": '`eval "$(rlhf-nb completion bash)"` completes commands and options',
 }
@@ -80,7 +83,7 @@ def main(words: list[str] | None = None) -> int:
     if name == "completion":
         print(kept()["completion"])
         return 0
-    if name not in (*COMMANDS, "launch"):
+    if name not in (*COMMANDS, "launch", "course"):
         known = did_you_mean(name, [*COMMANDS, *MORE, "train"]).replace(
             "train", "sft, reward or ppo"
         )
@@ -91,10 +94,10 @@ def main(words: list[str] | None = None) -> int:
         logging.lastResort.addFilter(harmless_record)
     try:
         check_place()
-        if name != "launch" and answered(name, words[1:]):
+        if name in COMMANDS and answered(name, words[1:]):
             return 0
         module = import_module(f"rlhf_nb.cli.{'recipes' if name == 'launch' else name}")
-        run = module.launch if name == "launch" else getattr(module, f"{name}_command")
+        run = getattr(module, f"{name}_command" if name in COMMANDS else name)
         return run(words[1:]) or 0
     except KeyboardInterrupt as error:
         of_training = str(error) if name in ("sft", "reward", "ppo") else ""  # says what is there

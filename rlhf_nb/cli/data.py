@@ -34,6 +34,7 @@ from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.files import parse_json, read_jsonl
 from rlhf_nb.cli.arguments import DataArguments, TrainDataArguments
 from rlhf_nb.cli.environments import read_settings
+from rlhf_nb.cli.quick import check_there
 from rlhf_nb.real import everyday_requests
 from rlhf_nb.reward import decided_pairs
 from rlhf_nb.training.model_loading import drop_long_rows
@@ -76,11 +77,7 @@ def load_embedded(name: str, seed: int, splits: Sequence[str]) -> DatasetDict:
     return mini_tldr(seed, **sizes)
 
 
-def explain_unreadable(
-    name: str,  # as `--dataset_name`
-    kind: str | None,  # of the file, a key of FIXES; None: a folder, or a name on the hub
-    error: Exception,
-) -> ValueError:
+def explain_unreadable(name: str, kind: str | None, error: Exception) -> ValueError:
     "What to raise where a data set cannot be loaded: what is wrong, and how to fix it."
     path, why = Path(name), textwrap.shorten(str(error.__cause__ or error), 300)
     if isinstance(error, PACKED) or (path.suffix in UNPACK and not getattr(error, "errno", 1)):
@@ -92,9 +89,7 @@ def explain_unreadable(
             f"which cannot be written to ({why}). Set HF_HOME to a folder that can."
         )
     if kind and (not path.stat().st_size or "corresponds to no data" in why):
-        return ValueError(
-            f"--dataset_name {name}: the file has no rows. Give at least one, with a prompt."
-        )
+        return ValueError(f"--dataset_name {name}: the file has no rows. Give at least one.")
     if path.suffix == ".jsonl":
         read_jsonl(path)  # raises, and names the line
     if kind:
@@ -132,8 +127,7 @@ def load_rows(
     "The splits by name. Raises ValueError where no data set has that name."
     if not name:
         raise ValueError(
-            "--dataset_name is missing: give a name on the hub, a folder, a file, or "
-            f"{' or '.join(EMBEDDED)}."
+            f"--dataset_name is missing: give a hub's, a folder, a file, {' or '.join(EMBEDDED)}."
         )
     if name.startswith("reasoning_gym:"):
         _, task, *more = name.split(":", 2)
@@ -145,8 +139,7 @@ def load_rows(
     unpack = UNPACK.get(path.suffix, open)
     kind = KINDS.get(path.suffix if unpack is open else path.with_suffix("").suffix)
     kind = None if kind == "parquet" and unpack is not open else kind  # it packs by itself
-    if kind and not path.is_file():
-        raise FileNotFoundError(f"--dataset_name {name}: there is no such file.")
+    check_there("--dataset_name", name)
     if path.is_file() and not kind:
         raise ValueError(
             f"--dataset_name {name}: a file whose name ends in {path.suffix or 'nothing'} is not "
@@ -180,12 +173,8 @@ def load_rows(
     return DatasetDict(train=data) if isinstance(data, Dataset) else data
 
 
-def take(
-    data: DatasetDict,
-    split: str,  # a name, a slice of it, or a sum of these: "train[:100]", "train+validation"
-    flag: str = "split",  # what the error calls it
-) -> Dataset:
-    "The rows of a split. Raises ValueError where there is no such split, or it is empty."
+def take(data: DatasetDict, split: str, flag: str = "split") -> Dataset:
+    "The rows of `train`, `train[:100]` or `train+test`. Raises ValueError where there are none."
     sizes = {name: len(rows) for name, rows in data.items()}
     try:
         parts = ReadInstruction.from_spec(split).to_absolute(sizes)
@@ -201,12 +190,8 @@ def take(
     return concatenate_datasets([data[x.splitname].select(range(x.from_, x.to)) for x in parts])
 
 
-def check_columns(
-    name: str | None,  # of the data set
-    rows: Dataset,
-    *forms: tuple[str, ...],  # columns that go together: one of these must be there
-) -> None:
-    "Raises ValueError where the columns have other names, before any model is loaded."
+def check_columns(name: str | None, rows: Dataset, *forms: tuple[str, ...]) -> None:
+    "Raises ValueError where no form has all of its columns, before any model is loaded."
     there = rows.column_names
     if any(set(form) <= set(there) for form in forms):
         return
@@ -214,8 +199,7 @@ def check_columns(
     mark = next((mark for mark in ";\t|" if len(named) == 1 and mark in named[0]), None)
     if mark and name and name.endswith(".csv"):
         raise ValueError(
-            f"--dataset_name {name}: its columns are separated by {mark!r}: save the file with "
-            "commas."
+            f"--dataset_name {name}: its columns are separated by {mark!r}: use commas."
         )
     near = "".join(did_you_mean(column, there) for column in forms[0] if column not in there)
     raise ValueError(
@@ -281,10 +265,7 @@ def pairs_of(rows: Dataset | None, data: DataArguments) -> Dataset | None:
     return decided_pairs(rows)
 
 
-def splits_of(
-    data: TrainDataArguments,
-    hold_out: int = 0,  # rows at the end that are test rows where there is no test split
-) -> tuple[Dataset, Dataset | None]:
+def splits_of(data: TrainDataArguments, hold_out: int = 0) -> tuple[Dataset, Dataset | None]:
     """Training and test rows; None where the data set has no test split and none was named, and
     nothing is held out: as many rows must be left to train on."""
     splits = load_rows(

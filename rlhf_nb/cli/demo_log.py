@@ -52,11 +52,7 @@ def claims_text(summary: str, facts: Mapping[str, str], console: Console) -> Tex
     return text
 
 
-def posts_table(
-    frame: pd.DataFrame,  # of `completions_of_run`
-    console: Console,
-    count: int = 3,
-) -> Table:
+def posts_table(frame: pd.DataFrame, console: Console, count: int = 3) -> Table:
     "Some posts, each of another subreddit, with the summaries of SFT and PPO side by side."
     signs = signs_of(console)
     table = Table(

@@ -15,11 +15,8 @@ from rlhf_nb.environments import guess_number, walk
 WORLDS: dict[str, Callable[..., Callable[[], Any]]] = dict(guess_number=guess_number, walk=walk)
 
 
-def read_settings(
-    what: str,  # the option and its value, for errors
-    text: str = "",  # n=15,turns=4
-) -> dict[str, Any]:
-    "Settings behind a name; numbers, true, false and null as in JSON. Raises ValueError."
+def read_settings(what: str, text: str = "") -> dict[str, Any]:
+    "Settings behind a name, n=15,turns=4: numbers, true and null as in JSON. Raises ValueError."
     found: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")
@@ -32,10 +29,8 @@ def read_settings(
     return found
 
 
-def load_environment(
-    name: str,  # as `--environment`
-) -> Callable[[], Any]:  # an environment_factory
-    "Raises ValueError where there is no such world, or it has no such setting."
+def load_environment(name: str) -> Callable[[], Any]:
+    "An environment_factory. Raises ValueError where there is no such world, or setting of it."
     what = f"--environment {name}"
     kind, _, text = name.partition(":")
     if kind not in WORLDS:

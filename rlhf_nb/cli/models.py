@@ -15,11 +15,7 @@ from rlhf_nb.training.model_loading import load_tokenizer
 
 
 @contextmanager
-def require_name(
-    flag: str,  # the option, such as --model_name_or_path
-    name: str | None,  # its value
-    quiet: bool = False,  # as of `no_bars`
-) -> Iterator[str]:
+def require_name(flag: str, name: str | None, quiet: bool = False) -> Iterator[str]:
     "The name, to load from. Raises ValueError where there is none; an error gets the option."
     if not name:
         raise ValueError(f"{flag} is missing: give a name on the hub, or a folder.")
@@ -44,20 +40,14 @@ def in_dtype(model: Any, models: ModelArguments) -> Any:
     return model if models.dtype == "auto" else model.to(load_options(models)["dtype"])
 
 
-def adapter_config(
-    models: TrainModelArguments,
-    task: str,  # peft's task type
-    wanted: bool,
-) -> Any:  # a LoraConfig, or None
-    "The adapter that the options describe. Raises ValueError where peft is not installed."
+def adapter_config(models: TrainModelArguments, task: str, wanted: bool) -> Any:
+    "A LoraConfig for a task_type of peft, where wanted. Raises ValueError where peft is missing."
     if not wanted:
         return None
     try:
         from peft import LoraConfig
     except ImportError as error:
-        raise ValueError(
-            "--use_peft needs the library peft: pip install peft, or leave the option out."
-        ) from error
+        raise ValueError("--use_peft needs peft: pip install peft, or leave it out.") from error
     layers: Any = models.lora_target_modules
     if layers is not None and len(layers) == 1 and not layers[0].isidentifier():
         layers = layers[0]  # all-linear, or a pattern for whole names

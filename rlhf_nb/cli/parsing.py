@@ -14,11 +14,10 @@ from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
-from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.fields import complaint, hints_of, names_of
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.cli.help import About, help_text, page_of
-from rlhf_nb.cli.quick import suggestion
+from rlhf_nb.cli.quick import explain_choice, suggestion
 from rlhf_nb.cli.recipes import read_recipe
 
 
@@ -103,11 +102,7 @@ class Parser(HfArgumentParser):
         "What is wrong and how to fix it, on one line; exit code 2."
         if unknown := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
             message += "." + suggestion(unknown[1][2:], self.known, "--")
-        elif wrong := re.match(r"argument --(\w+).*: invalid choice: '([^']*)'", message):
-            choices = list(map(str, self.known[wrong[1]].choices or []))
-            some = ", ".join(choices[:8]) + ", ..." * (len(choices) > 8)
-            message = re.sub(r"\(choose from .*", f"(choose from {some})", message, flags=re.DOTALL)
-            message += "." + did_you_mean(wrong[2], choices)
+        message = explain_choice(message, {k: x.choices or [] for k, x in self.known.items()})
         message = harmless(" ".join(f"{self.recipe}{message}".split()).rstrip("."))
         stop = "" if message.endswith("?") else "."
         self.exit(2, f"{self.prog}: {message}{stop} See {self.prog} --help\n")

@@ -46,8 +46,7 @@ def layout_of(options: Namespace) -> tuple[str, int]:
             raise ValueError(f"--layout is {layout}: give the number of GPUs, --num_processes 8.")
     elif any(option not in (None, running) for option, running in zip(asked, (layout, n))):
         raise ValueError(
-            f"the launcher has {layout} on {n} process(es): leave out --layout and "
-            "--num_processes, or the launcher."
+            f"the launcher has {layout} on {n} process(es): leave out --layout, --num_processes."
         )
     return layout, n
 

@@ -34,8 +34,7 @@ class PlotArguments:
     )
     group: list[str] | None = setting(
         None,
-        "A name for each run; runs of the same name are averaged. None: their paths without the "
-        "seed.",
+        "A name for each run; those of one name are averaged. None: the path without its seed.",
     )
     output: str = setting("plot", "OUTPUT.png and OUTPUT.svg are written.")
     overwrite: bool = setting(False, OVERWRITE)
@@ -63,10 +62,7 @@ def plot_parser() -> Parser:
     return parser
 
 
-def remarks(
-    logs: Mapping[str, Log],  # run -> what it logged
-    metrics: Sequence[str],
-) -> list[str]:
+def remarks(logs: Mapping[str, Log], metrics: Sequence[str]) -> list[str]:
     "A line for each run that is not finished, and for each that logged NaN."
     from rlhf_nb.training.logs import planned_updates
     from rlhf_nb.ui.plot_runs import axis_of, line_of

@@ -35,16 +35,12 @@ def policy_name(model_name_or_path: str | None, sft_model_path: str) -> str:
         return sft_model_path
     if model_name_or_path is None:
         raise ValueError(
-            "--model_name_or_path is missing: give the policy to start from, such as the folder of "
-            "`rlhf-nb sft`."
+            "--model_name_or_path is missing: give the policy, such as `rlhf-nb sft`'s folder."
         )
     return model_name_or_path
 
 
-def has_reward_model(
-    models: PPOModelArguments,
-    args: Any,  # PPOConfig, or the options
-) -> bool:
+def has_reward_model(models: PPOModelArguments, args: Any) -> bool:
     "False: reward functions or an environment alone. Raises ValueError where there is neither."
     given = args.reward_model_path != DEFAULTS["reward_model_path"]
     if not (given or models.reward_function or models.environment):
@@ -56,11 +52,7 @@ def has_reward_model(
     return given
 
 
-def check_models(
-    models: PPOModelArguments,
-    args: Any,  # PPOConfig, or the options
-    dataset_name: str | None,  # one of reasoning-gym pays, where no other functions are named
-) -> None:
+def check_models(models: PPOModelArguments, args: Any, dataset_name: str | None) -> None:
     """Raises ValueError on models and settings of a critic for an estimator that has none, and on
     reward models that do not go together, before one is loaded."""
     if (dataset_name or "").startswith("reasoning_gym:"):

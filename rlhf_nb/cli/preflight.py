@@ -13,6 +13,7 @@ from rich.console import Console
 from rlhf_nb.base.fields import setting
 from rlhf_nb.base.files import OVERWRITE, strict_json, writable
 from rlhf_nb.base.terminal import harmless
+from rlhf_nb.cli import STARTED
 from rlhf_nb.cli.arguments import PPOModelArguments, TrainDataArguments
 from rlhf_nb.cli.data import load_rows, take
 from rlhf_nb.cli.help import About
@@ -29,8 +30,7 @@ class PreflightArguments:
 
     preflight_pairs: str | None = setting(
         None,
-        "Good and bad answers, which the rewards must tell apart: a file (or data set) with the "
-        "columns prompt, chosen, rejected. None: references of the data set against spoilt ones.",
+        "Data with prompt, chosen, rejected to tell apart. None: references and spoilt ones.",
     )
     output: str = setting("preflight.html", "The page that is written; 'none': no page.")
     overwrite: bool = setting(False, OVERWRITE)
@@ -85,7 +85,7 @@ def preflight_command(words: Sequence[str]) -> int:
     pairs = check_pairs(pairs_of(how.preflight_pairs), f"--preflight_pairs {how.preflight_pairs}")
     # the checks alone go to the output
     with in_folder(args, keep=False), redirect_stdout(sys.stderr):
-        done = preflight(trainer_of(data, models, args), pairs)
+        done = preflight(trainer_of(data, models, args), pairs, since=STARTED)
     if how.json:
         print(strict_json(done.as_json()))
     else:

@@ -39,10 +39,7 @@ def launch(words: Sequence[str]) -> None:
     launch_command(launch_command_parser().parse_args(words))
 
 
-def read_recipe(
-    path: str,  # a YAML file, or the name of a recipe of the package
-    command: str,
-) -> dict[str, Any]:  # option -> text, list of texts, dictionary or None
+def read_recipe(path: str, command: str) -> dict[str, Any]:
     """The settings of one command: the lines at the left margin, and over them those of its own
     section. Raises FileNotFoundError, or ValueError where the file is no mapping."""
     file = recipe_file(path, "--config")

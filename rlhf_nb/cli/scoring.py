@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from rlhf_nb.base.errors import did_you_mean
+from rlhf_nb.cli.quick import check_there
 from rlhf_nb.real import Sentiment
 from rlhf_nb.tldr import gold_judge
 from rlhf_nb.training.tasks import task_points
@@ -42,10 +43,8 @@ REWARDS: dict[str, Callable[[], Callable[..., list[float]]]] = {
 }  # every other by module:function
 
 
-def module_at(
-    place: str,  # the name of a module, or a file of Python
-) -> ModuleType:
-    "The module, imported. Raises ModuleNotFoundError or FileNotFoundError."
+def module_at(place: str) -> ModuleType:
+    "A module, by its name or its file, imported. Raises ModuleNotFoundError, FileNotFoundError."
     if place.endswith(".py"):
         spec = importlib.util.spec_from_file_location(Path(place).stem, place)
         if spec is None or spec.loader is None:
@@ -60,12 +59,8 @@ def module_at(
         sys.path.remove(os.getcwd())
 
 
-def load_function(
-    option: str,  # that names it, for errors
-    name: str,  # module:function, or file.py:function
-    known: Iterable[str] = (),  # other names that the option takes
-) -> Callable[..., Any]:
-    "The function of that name. Raises ValueError where there is none."
+def load_function(option: str, name: str, known: Iterable[str] = ()) -> Callable[..., Any]:
+    "What module:function or file.py:function names. Raises ValueError where there is none."
     place, _, attribute = name.rpartition(":")
     if not place:
         others = f", or one of {', '.join(known)}" if known else ""
@@ -73,6 +68,7 @@ def load_function(
             f"{option} {name}: give module:function or file.py:function{others}."
             f"{did_you_mean(name, known)}"
         )
+    check_there(option, name)
     try:
         module = module_at(place)
     except Exception as error:  # whatever the file does as it is imported
@@ -89,10 +85,8 @@ def load_function(
     return function
 
 
-def load_reward_function(
-    name: str,  # one of REWARDS, module:function, or file.py:function
-) -> Callable[..., list[float]]:
-    "The function of that name. Raises ValueError where there is none."
+def load_reward_function(name: str) -> Callable[..., list[float]]:
+    "One of REWARDS, or as `load_function`. Raises ValueError where there is none."
     if name in REWARDS:
         return REWARDS[name]()
     return name_errors(load_function("--reward_function", name, REWARDS), name)

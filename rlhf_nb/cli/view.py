@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +22,11 @@ from rlhf_nb.cli.parsing import Parser
 
 if TYPE_CHECKING:
     from rlhf_nb.rollout import Rollout
+    from rlhf_nb.ui.viewer import RunBrowser
     from rlhf_nb.update import Objective
+
+
+POLL = 2.0  # seconds between two looks at a run that trains
 
 
 @dataclass
@@ -31,40 +38,39 @@ class ViewArguments:
     )
     episodes: Count | None = setting(
         None,
-        "Episodes of each update. None: all, so that the page can compute what other settings "
-        "would have made of them; in the terminal 8.",
+        "Episodes of each update. None: all, as the page's what-if needs; in the terminal 8.",
     )
     columns: str | None = setting(
         None,
-        "Which column of a file of another trainer is what: prompt=question,response=answer,"
-        "scores=reward. `step=` leaves one out.",
+        "Columns of another trainer's file: prompt=question,scores=reward. `step=` leaves one out.",
     )
     tokenizer: str | None = setting(
         None, "Name or folder of a tokenizer, with which a file's token ids become tokens."
     )
     objective: str | None = setting(
         None,
-        "Settings of rollouts that do not say how they were made, for the page's what-if: "
-        "kl_coef=0.1,lam=0.9. The others have their defaults.",
+        "Settings of rollouts that do not say how they were made: kl_coef=0.1,lam=0.9.",
     )
-    output: str | None = setting(
-        None, "The page. None: rollouts.html in the folder of RUN, or beside a file."
-    )
+    output: str | None = setting(None, "The page. None: rollouts.html in RUN, or beside a file.")
     overwrite: bool = setting(False, OVERWRITE)
     terminal: bool = setting(False, "Print the episodes, and write nothing.")
     no_browser: bool = setting(False, "Write the page, and do not open it.")
+    live: bool = setting(
+        False, "Write the page again with each new update, until the run is done or Ctrl-C."
+    )
 
 
 ABOUT = About(
-    usage="view RUN [--OPTION VALUE ...]",
-    text="Opens a run's rollouts. It needs a folder of `rlhf-nb ppo --save_rollouts` or of "
-    "`rlhf-nb demo`; or a file, or a folder with a file an update, that trl, verl, OpenRLHF or "
-    "NeMo-RL wrote; or any JSONL, parquet or CSV with --columns. It writes one static page, "
-    "rollouts.html, and opens it in the browser. A demo's begins with its result. --terminal "
-    "prints and writes nothing.",
+    usage="view RUN [RUN] [--OPTION VALUE ...]",
+    text="Opens a run's rollouts, or two runs' side by side. It needs a folder of `rlhf-nb ppo "
+    "--save_rollouts` or of `rlhf-nb demo`; or a file, or a folder with a file an update, that "
+    "trl, verl, OpenRLHF or NeMo-RL wrote; or any JSONL, parquet or CSV with --columns. It writes "
+    "one static page, rollouts.html, and opens it in the browser. A demo's begins with its result. "
+    "--terminal prints and writes nothing.",
     examples=(
         "rlhf-nb view runs/ppo",
         "rlhf-nb view runs/ppo --terminal --update 3 --episodes 4",
+        "rlhf-nb view runs/ppo runs/other",
         "rlhf-nb view verl/rollouts --output verl.html",
         "rlhf-nb view mine.jsonl --columns prompt=question,response=answer,scores=reward",
     ),
@@ -75,13 +81,11 @@ def view_parser() -> Parser:
     "Every option of `rlhf-nb view`."
     parser = Parser(ABOUT, ViewArguments)
     parser.add_argument("run", metavar="RUN", help="Folder of a run, or a file of episodes.")
+    parser.add_argument("other", metavar="RUN", nargs="?", help="Another one, beside it.")
     return parser
 
 
-def colour_tokens(
-    tokens: Sequence[str],
-    kl: Sequence[float],  # of each token, in nats
-) -> Text:
+def colour_tokens(tokens: Sequence[str], kl: Sequence[float]) -> Text:
     "Tokens that the policy likes more than the reference does in orange, less in blue."
     text = Text()
     for token, nats in zip(tokens, kl):
@@ -127,6 +131,19 @@ def show(page: Path, no_browser: bool) -> None:
     print(f"rlhf-nb view: {harmless(str(page))}{unseen}")
 
 
+def follow(browser: RunBrowser, last: int, write: Callable[[], object]) -> None:
+    "Write the page again after each new update, until the run is done or somebody stops it."
+    from rlhf_nb.training.logs import planned_updates
+
+    with suppress(KeyboardInterrupt):
+        while last + 1 != planned_updates(browser.run.path):
+            time.sleep(POLL)
+            browser.run.refresh()
+            if last < (last := max(browser.run.files)):
+                write()
+                print(f"rlhf-nb view: update {last} is in the page: reload it", flush=True)
+
+
 def view_command(words: Sequence[str]) -> None:
     "`rlhf-nb view`."
     parser = view_parser()
@@ -163,7 +180,7 @@ def view_command(words: Sequence[str]) -> None:
         with require_name("--tokenizer", options.tokenizer) as name:
             tokenizer = pretrained_tokenizer(name)
     objective = None if options.objective is None else parse_objective(options.objective)
-    browser = browse(options.run, None, columns, tokenizer, objective)
+    browser = browse(options.run, options.other, columns, tokenizer, objective)
     last = max(browser.run.files)
     options.update = options.update and [last if k == -1 else k for k in options.update]
     if missing := sorted({*(options.update or [])} - {*browser.run.files}):
@@ -184,3 +201,7 @@ def view_command(words: Sequence[str]) -> None:
     for note in notes_of(browser.run.rollout((options.update or [last])[-1])):
         print(f"rlhf-nb view: {harmless(note)}")
     show(page, options.no_browser)
+    if options.live:
+        follow(
+            browser, last, partial(browser.save_html, path, options.update or 24, options.episodes)
+        )

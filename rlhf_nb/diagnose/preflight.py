@@ -24,10 +24,7 @@ LADDER: tuple[Rung, ...] = (*rungs_rollout.RUNGS, *rungs_update.RUNGS)
 COLUMNS = ("prompt", "chosen", "rejected")  # of the user's pairs
 
 
-def check_pairs(
-    pairs: Iterable[Any] | None,  # rows with prompt, chosen (good) and rejected (bad) answers
-    name: str = "pairs",  # that an error calls them
-) -> list[dict[str, Any]] | None:
+def check_pairs(pairs: Iterable[Any] | None, name: str = "pairs") -> list[dict[str, Any]] | None:
     "The rows as dictionaries. Raises ValueError on none, or where a column or a prompt is wrong."
     if pairs is None:
         return None
@@ -54,11 +51,12 @@ def preflight(
     pairs: Iterable[Any] | None = None,  # prompt, chosen (good) and rejected (bad) answers, texts
     rungs: Sequence[Rung] = LADDER,
     quiet: bool = False,  # True: no bar of progress
+    since: float | None = None,  # of time.perf_counter: when what it took began; None: now
 ) -> Checks:
     """Is it wired up right? Checks of the trainer's own models, data and settings on copies of what
     is trained. Its weights, folder, random states and data order stay as they are. Raises
     ValueError without training prompts, under a launcher, and on pairs with other columns."""
-    start, given = time.perf_counter(), check_pairs(pairs)
+    since, given = since or time.perf_counter(), check_pairs(pairs)
     subject, on = Subject(trainer, given), Console(stderr=True)
     with random_state_kept(), quiet_bars(True), no_bars(quiet=True):
         try:
@@ -67,6 +65,6 @@ def preflight(
             done = climb(bar, subject)
         finally:
             subject.close()
-    note = f"{trainer.describe()} Took {time.perf_counter() - start:.0f} s."
+    note = f"{trainer.describe()} Took {time.perf_counter() - since:.0f} s."
     name = Path(str(trainer.args.output_dir)).name
     return replace(done, title=f"Preflight of {name}", note=note)

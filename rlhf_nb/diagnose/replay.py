@@ -87,8 +87,7 @@ def find_checkpoint(folder: Path, update: int) -> Path:
         if (folder.parent / DEMO_MARK).is_file():
             how = "`rlhf-nb demo --save_steps 1 --fresh`"
         raise ValueError(
-            f"{folder} has no checkpoint-{update}, the state before update {update}: train with "
-            f"{how}.{can}"
+            f"{folder} has no checkpoint-{update}, the state before it: train with {how}.{can}"
         )
     checkpoint = folder / f"checkpoint-{update}"
     verify(checkpoint)

@@ -16,8 +16,10 @@ from rlhf_nb.base.encoding import plain_ids, prompt_text, template_settings
 from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.checks import Finding, Ladder, not_here
 from rlhf_nb.diagnose.subject import (
+    RARE,
     Observed,
     Subject,
+    by_chance,
     close,
     compare_by_hand,
     farthest,
@@ -123,13 +125,13 @@ def episodes(subject: Subject) -> Finding:
 )
 def stop_token(subject: Subject) -> Finding:
     """at least one response of the whole run ends by itself, else the EOS penalty is a constant
-    (2403.17031, 'EOS trick'); a token has at least a tenth of its uniform probability, else
+    (2403.17031, 'EOS trick'); a token has a hundredth of its uniform probability, else
     training has suppressed it; the references keep it as a label"""
     start, sampling = subject.start, subject.trainer.sampling_settings
     share = start.sampled.stopped.float().mean().item()
     text = f"{share:.0%} of {len(start.sampled)} samples reached it"
-    if sampling.stop_strings is not None:
-        return Finding(share > 0, text)
+    if sampling.stop_strings is not None:  # how likely they are is unknown
+        return Finding(True, text) if share else not_here(f"{text}, which may be chance")
     rows = [x.all_logprobs[:, list(sampling.stop_ids)].exp().sum(1) for x in start.hand.policy]
     chance = torch.cat(rows).mean().item()
     uniform = len(sampling.stop_ids) / start.hand.policy[0].all_logprobs.shape[1]
@@ -140,7 +142,7 @@ def stop_token(subject: Subject) -> Finding:
     unlabelled = without_stop_label(subject)
     if unlabelled:
         text += f"; {unlabelled} references lose it in the labels of supervised fine-tuning"
-    return Finding(of_run >= 1 and chance >= uniform / 10 and not unlabelled, text)
+    return Finding(of_run >= 1 and chance >= uniform / 100 and not unlabelled, text)
 
 
 def without_stop_label(subject: Subject) -> int:
@@ -156,7 +158,7 @@ def without_stop_label(subject: Subject) -> int:
 
 # ---- Log-probs ----
 
-SURPRISING = 5.0  # standard errors: one false alarm in about two million
+POWERS = 0.25, 0.5, 0.8, 0.9, 1.1, 1.25, 2.0, 4.0  # 1 / temperature: what else may have sampled
 
 
 @RUNGS.rung(
@@ -166,16 +168,26 @@ SURPRISING = 5.0  # standard errors: one false alarm in about two million
     needs=("data: episodes",),
 )
 def sampling(subject: Subject) -> Finding:
-    """sampled tokens have the mean surprise that the scoring distribution predicts, its entropy,
-    within 5 standard errors (law of large numbers; one false alarm in two million)"""
+    """sampled tokens have the mean surprise that the scoring distribution predicts, its entropy: no
+    other temperature explains them 7,000 times better (a likelihood ratio, whose mean is 1 where
+    all is right, so that one run in 7,000 at most exceeds that by chance: Markov's inequality)"""
     hand = subject.start.hand.policy
     excess = sum((-x.logprobs - x.entropy).sum().item() for x in hand)
     error = math.sqrt(sum(x.surprise_var.sum().item() for x in hand))
     tokens = sum(len(x.logprobs) for x in hand)
     if error == 0:
         return not_here("every token has probability 1")
-    text = f"{excess / tokens:+.3f} nats a token over the entropy, {excess / error:+.1f} "
-    return Finding(abs(excess / error) < SURPRISING, text + f"standard errors, {tokens} tokens")
+    better = torch.tensor([sum(gain_of(x, power) for x in hand) for power in POWERS])
+    odds = better.logsumexp(0).item() - math.log(len(POWERS))
+    text = f"{excess / tokens:+.3f} nats a token over the entropy, {excess / error:+.1f} standard "
+    text += f"errors, {tokens} tokens; at best temperature x {1 / POWERS[int(better.argmax())]:.3g}"
+    return Finding(odds < -math.log(RARE), f"{text} is e^{better.max():.1f} times as likely")
+
+
+def gain_of(x: by_hand.Reading, power: float) -> float:
+    "How many nats likelier a response is where every probability is raised to a power."
+    scale = (power * x.all_logprobs.double()).logsumexp(1).sum().item()
+    return (power - 1) * x.logprobs.double().sum().item() - scale
 
 
 @RUNGS.rung(
@@ -350,7 +362,10 @@ def user_pairs(subject: Subject) -> Finding:
     good, bad = (subject.score(rows, [x[name] for x in pairs]) for name in ("chosen", "rejected"))
     won, lost = wins(good, bad)
     text = f"{won} of {len(pairs)} pairs the right way round, {lost} the wrong way; mean "
-    return Finding(won > lost, f"{text}{good.mean():+.2f} against {bad.mean():+.2f}")
+    text += f"{good.mean():+.2f} against {bad.mean():+.2f}"
+    if 0 < won <= lost and by_chance(lost, won) > RARE:
+        return not_here(f"{text}: so few may be chance, give more pairs")
+    return Finding(won > lost, text)
 
 
 @RUNGS.rung(
@@ -360,9 +375,10 @@ def user_pairs(subject: Subject) -> Finding:
     needs=("rewards: judges",),
 )
 def pairs(subject: Subject) -> Finding:
-    """the good answer wins more often than it loses; a reference is not beaten by an empty answer,
-    by its own words shuffled, nor (for a reward model) by itself three times over: chance is one
-    half; where shuffled words are worse, an empty answer is no match for it"""
+    """the good answer wins more often than it loses; a reference is not beaten by an empty answer
+    or by its own words shuffled more often than a fair coin would in one run of 7,000; where
+    shuffled words are worse, an empty answer is no match for it. Beaten by itself three times over:
+    a note that a reward model may pay for length"""
     if subject.pairs:
         return user_pairs(subject)
     if not subject.answers:
@@ -375,12 +391,13 @@ def pairs(subject: Subject) -> Finding:
     text = f"{len(answers)} references against spoilt ones: {'; '.join(parts)}"
     if not any(map(sum, counts.values())):
         return not_here(f"{text}: all have the same score, give --preflight_pairs")
-    judged = [kind for kind in counts if kind != "repeated" or models]
-    faults = [kind for kind in judged if counts[kind][0] < counts[kind][1]]
-    if faults:
+    liked = [kind for kind in counts if by_chance(*counts[kind][::-1]) <= RARE]
+    if faults := [kind for kind in liked if kind != "repeated"]:
         return Finding(False, f"{text}. Preferred: {', '.join(faults)}")
+    text += ". A note: it may pay for length" * (models != [] and "repeated" in liked)
     won, lost = counts["shuffled"]
-    as_good = not sum(counts["empty"]) and won > lost  # words count, and having none is no worse
+    # words count, and having none is no worse
+    as_good = not sum(counts["empty"]) and by_chance(won, lost) <= RARE
     return Finding(not as_good, text + ". Empty answers earn what references earn" * as_good)
 
 
@@ -415,13 +432,21 @@ def edges(subject: Subject) -> Finding:
 )
 def spread(subject: Subject) -> Finding:
     """above 0 between responses to one prompt: without a difference nothing is preferred, and
-    advantages are noise (definition of the advantage)"""
+    advantages are noise (definition of the advantage); where some are all the same, eight times as
+    many are drawn: a reward that one response in 29 earns is missed in one run of 7,000"""
     rows, k = subject.rows(8), max(4, subject.args.num_generations)
     again = [copy.deepcopy(row) for row in rows for _ in range(k)]
-    groups = subject.score(again, subject.sample_texts(rows, k)).double().reshape(-1, k)
+    drawn = lambda n: subject.score(again, subject.sample_texts(rows, k, subject.args.seed + n))
+    groups, n = drawn(0).double().reshape(-1, k), 1
+    while (groups == groups[:, :1]).all() and (n := n + 1) <= 8:
+        groups = torch.cat([groups, drawn(n).double().reshape(-1, k)], 1)
     within, between = groups.std(1).mean().item(), groups.mean(1).std().item()
-    text = f"{within:.3g} between {k} responses to a prompt, {between:.3g} between "
+    text = f"{within:.3g} between {groups.shape[1]} responses to a prompt, {between:.3g} between "
     text += f"{len(rows)} prompts; mean {groups.mean().item():.3g}"
+    if not within and subject.answers:
+        rows, answers = map(list, zip(*subject.answers))
+        if (subject.score(rows, answers) != subject.score(rows, [""] * len(rows))).any():
+            return not_here(f"{text}: no sample earns anything else, and references do")
     return Finding(within > 0 and math.isfinite(within), text)
 
 

@@ -30,6 +30,7 @@ from rlhf_nb.update import Metrics
 SAMPLED = 64  # episodes of the exact copy, at most a whole update of the run
 Tensors = dict[str, Tensor]  # by name
 LOOKED_AT = 16  # episodes that are computed once more by hand
+RARE = 1e-3 / 7  # chance of each of seven tests on samples to fail where all is right
 SHIFT = 0.15  # of old log-probs and values, so that some ratios are clipped and some are not
 QUIET: dict[str, Any] = dict(
     report_to=[],
@@ -176,14 +177,10 @@ class Observed:
 class Subject:
     "The trainer of a preflight, some prompts, and trainers of its own beside it."
 
-    def __init__(
-        self,
-        trainer: PPOTrainer,
-        pairs: list[dict[str, str]] | None = None,  # prompt, chosen, rejected
-    ):
+    def __init__(self, trainer: PPOTrainer, pairs: list[dict[str, str]] | None = None):
         if trainer.train_dataset is None:
             raise ValueError(
-                "the trainer has no train_dataset, so there are no prompts to look at: give it one."
+                "the trainer has no train_dataset, which has the prompts: give it one."
             )
         if trainer.player is not None:
             raise ValueError(
@@ -247,9 +244,10 @@ class Subject:
         configs = [self.trainer.pair.config.get_text_config()]
         return min(getattr(x, "max_position_embeddings", None) or 10**6 for x in configs)
 
-    def sample_texts(self, rows: list[dict[str, Any]], k: int) -> list[str]:
+    def sample_texts(self, rows: list[dict[str, Any]], k: int, seed: int) -> list[str]:
         "Texts of k responses to each prompt, side by side."
-        rest = dict[str, Any](num_generations=k, num_mini_batches=1, gradient_accumulation_steps=1)
+        rest = dict[str, Any](num_generations=k, num_mini_batches=1, seed=seed)
+        rest |= dict(gradient_accumulation_steps=1)
         rest |= dict(per_device_train_batch_size=len(rows) * k)
         trainer = self.beside(own_optimizer=False, **rest)
         trainer.prepare()
@@ -537,7 +535,13 @@ def episode_sums(
     return by_hand.sums_of(now, *signals, critic, args, by_hand.weight_of(n, among, args))
 
 
-# ---- How far two ways to compute a number are apart ----
+# ---- How far two ways to compute a number are apart, and what chance may do ----
+
+
+def by_chance(more: int, fewer: int) -> float:
+    "How likely a fair coin shows one side so often, or more often."
+    n = more + fewer
+    return sum(math.comb(n, k) for k in range(more, n + 1)) / 2**n
 
 
 def close(subject: Subject) -> float:

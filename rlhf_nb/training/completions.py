@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -147,13 +148,25 @@ def completions_table(
     return pd.DataFrame(columns | {"score": completions.scores})
 
 
+def print_change(folder: Path) -> None:
+    "The answers to two prompts in the first and the last table of samples, where there are two."
+    if len(tables := sorted(folder.glob("update-*-sample.csv"))) < 2:
+        return
+    ends = tables[0], tables[-1]
+    first, last = (pd.read_csv(x, keep_default_na=False).drop_duplicates("query") for x in ends)
+    before, after = (f" after update {int(x.stem.split('-')[1])}" for x in ends)
+    both = first.merge(last, on="query", suffixes=(before, after))
+    shown = [f"{name}{when}" for when in (before, after) for name in ("model response", "score")]
+    print_table(both[["query", *shown]], rows=2)
+
+
 def print_table(
     frame: pd.DataFrame, title: str = "", rows: int = 5, console: Console | None = None
 ) -> None:
     """The first rows in the terminal, by Rich. Nothing in a text is read as markup, and control
     characters are shown as escapes."""
     console = console or Console()
-    table = Table(title=terminal_text(title, console) if title else None, show_lines=True)
+    table = Table(show_lines=True)
     for name in frame.columns:
         table.add_column(
             terminal_text(str(name), console),
@@ -163,7 +176,7 @@ def print_table(
     for row in frame.head(rows).itertuples(index=False):
         texts = [f"{x:+.2f}" if isinstance(x, float) else str(x) for x in row]
         table.add_row(*[terminal_text(text, console) for text in texts])
-    console.print(table)
+    console.print(*[terminal_text(title, console)] * bool(title), table, sep="\n", soft_wrap=False)
 
 
 def report_completions(
@@ -179,7 +192,7 @@ def report_completions(
     if trainer.is_world_process_zero():
         file = folder / f"update-{step:05d}-{kind}{of_set}.csv"
         write_text_atomic(file, frame.to_csv(index=False))
-        if not trainer.args.disable_tqdm:
+        if not (trainer.args.disable_tqdm and trainer.is_in_train):  # asked for, or with bars
             where = f"completions/{file.name}"
             print_table(frame, f"completions ({kind}) after update {step}{of_set}, all in {where}")
     prefix = f"{kind}_{name}" if name else kind

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_NAMES = 500  # that a run logs
+PROGRESS = {  # metric of the log -> what a table and a line of progress call it
+    "step": "update",
+    "objective/raw_scores": "score",
+    "objective/kl": "KL (nats)",
+    "tokens/response_length": "length (tokens)",
+    "policy/clipfrac_avg": "clipped",
+}
 Log = list[dict[str, float]]  # a row for each step, with what was logged at it, NaN included
+
+
+def log_line(log: Mapping[str, Any], step: int) -> str:
+    "What was logged, for a terminal: of an update the metrics to look at first, else all of it."
+    names = PROGRESS if "objective/kl" in log else {x: x for x in log if x != "epoch"}
+    numbers = (f"{names[x]} {log[x]:.4g}" for x in names if isinstance(log.get(x), Real))
+    return f"update {step}: {', '.join(numbers)}"
 
 
 def newest_state(run: Path) -> Path | None:

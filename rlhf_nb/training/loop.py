@@ -15,7 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, SchedulerType
+from tqdm import tqdm
+from transformers import (
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProgressCallback,
+    SchedulerType,
+)
 from transformers.trainer import skip_first_batches
 from transformers.trainer_utils import set_seed
 from transformers.utils import is_in_notebook, logging
@@ -30,9 +36,11 @@ from rlhf_nb.sampling import Sampling
 from rlhf_nb.training.alarms import alarms_of
 from rlhf_nb.training.build import check_value_rate, split_groups
 from rlhf_nb.training.compat import published_attribute
+from rlhf_nb.training.completions import print_change
 from rlhf_nb.training.config import PPOConfig
 from rlhf_nb.training.folders import check_folder
 from rlhf_nb.training.layout import Layout
+from rlhf_nb.training.logs import log_line
 from rlhf_nb.training.metrics import combine
 from rlhf_nb.training.optimizers import BY_METRIC
 from rlhf_nb.training.parts import make_controller, make_forward
@@ -44,6 +52,23 @@ from rlhf_nb.training.saving import load_pair, save_pair
 from rlhf_nb.training.sealed import SealedTrainer, warn_of_router
 
 logger = logging.get_logger(__name__)
+
+
+def show_logs(trainer: Any) -> None:
+    "A table in a notebook, lines in a terminal: not losses, nor a dictionary of all metrics."
+    if is_in_notebook():
+        from rlhf_nb.training.progress import show_updates
+
+        show_updates(trainer)
+    for callback in trainer.callback_handler.callbacks:
+        if type(callback) in (ProgressCallback, PrinterCallback):
+            vars(callback)["on_log"] = write_line
+
+
+def write_line(_: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
+    "What a callback of transformers does with a log, in the place of its own."
+    if state.is_world_process_zero:
+        tqdm.write(log_line(logs or {}, state.global_step))
 
 
 class UpdateTrainer(SealedTrainer):
@@ -68,10 +93,7 @@ class UpdateTrainer(SealedTrainer):
         self.controller, self.moments = make_controller(args), RunningMoments()
         super().__init__(pair, args, **given)
         warn_of_router(pair, type(self).__name__)
-        if is_in_notebook():
-            from rlhf_nb.training.progress import show_updates
-
-            show_updates(self)
+        show_logs(self)
         check_folder(self.args, dict(ref_model=self.ref_model) | self.judges.judges)
         self.layout = Layout(self.accelerator, args.offload_frozen)
         self.forward = make_forward(args, pair, self.layout)
@@ -217,8 +239,10 @@ class UpdateTrainer(SealedTrainer):
             self.notify("ppo_end", error)
             raise
         if not is_in_notebook() and self.is_world_process_zero():  # a notebook shows it before
+            if not self.args.disable_tqdm:
+                print_change(self.output_dir / "completions")
             for alarm in alarms_of(self.state.log_history)[:1]:
-                self.say(f"Alarm. {alarm}")
+                print(harmless(f"Alarm. {alarm}"))
         return result
 
     def say(self, text: str) -> None:

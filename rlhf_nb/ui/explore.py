@@ -55,6 +55,12 @@ def notebook_bundle(live: widgets.Widget, html: str, text: str, **options: Any) 
 
 
 MOST_STATES = 450  # states of one grid
+SYMBOLS = dict(gamma="γ", lam="λ")  # as pictures and formulas have them
+
+
+def label_of(name: str) -> str:
+    "What a reader sees of an argument's name."
+    return " ".join(SYMBOLS.get(word, word) for word in name.split("_"))
 
 
 @dataclass(frozen=True)
@@ -152,9 +158,9 @@ def control(
     spec: Any,  # (low, high, start), (low, high, start, step), a list or dict of choices, or a bool
 ) -> widgets.Widget:
     "A control for one argument. Raises ValueError if the specification is none of these."
-    label = name.replace("_", " ")
+    label = label_of(name)
     shared: dict[str, Any] = dict(description=label, tooltip=label)  # else its tooltip is "null"
-    shared |= dict(style=dict(description_width="11em"), layout=dict(width="29em"))
+    shared |= dict(style=dict(description_width="initial"), layout=dict(width="20em"))
     if isinstance(spec, bool):
         return widgets.Checkbox(value=spec, **shared)
     numbers = isinstance(spec, tuple) and all(isinstance(x, (int, float)) for x in spec)
@@ -227,15 +233,15 @@ class Explorer:
         alone = [{name: x} for name, its in self.stops.items() for x in its]
         for values in [*self.presets.values(), *alone]:
             self.places(values)
-        self.view = widgets.HTML(layout=dict(flex="1 1 32em", min_width="0", overflow="auto"))
+        self.view = widgets.HTML(layout=dict(min_width="0", overflow="auto"))
         for one in self.controls.values():
             one.observe(self.update, names="value")
         moves = {name: {**self.start, **values} for name, values in self.presets.items()}
         named = [action_button(name, partial(self.set, **values)) for name, values in moves.items()]
         wrap = dict(flex_flow="row wrap")
         buttons = widgets.HBox([*named, action_button("Reset", self.reset)], layout=wrap)
-        column = widgets.VBox([buttons, *self.controls.values()], layout=dict(flex="0 1 auto"))
-        body = widgets.HBox([column, self.view], layout=dict(wrap, align_items="flex-start"))
+        controls = widgets.HBox([*self.controls.values()], layout=wrap)
+        body = widgets.VBox([buttons, controls, self.view])
         style = widgets.HTML(element("style", asset("dials.css")), layout=dict(display="none"))
         box = widgets.VBox([style, *[widgets.HTML(self.head())] * bool(self.head()), body])
         self.box = box.add_class("rlhf-dials")
@@ -307,7 +313,7 @@ class Explorer:
             title=self.title or "Explorer",
             question=self.question,
             note=f"Drawn beforehand, for {states} states. In the notebook, every value is drawn.",
-            dials=[dict(label=x.name.replace("_", " "), **told(x)) for x in dials],
+            dials=[dict(label=label_of(x.name), **told(x)) for x in dials],
             presets=[dict(name=name, at=at(values)) for name, values in self.presets.items()],
         )
 
@@ -327,7 +333,7 @@ class Explorer:
         return Path(path)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        values = " · ".join(f"{n.replace('_', ' ')} {x}" for n, x in self.state().items())
+        values = " · ".join(f"{label_of(n)} {x}" for n, x in self.state().items())
         said = f"{self.head()}{element('p', escape(values))}{self.view.value}"
         static = element("div", element("style", asset("dials.css")), said, class_="rlhf-dials")
         return notebook_bundle(self.box, static, f"Explorer({values})", **kwargs)

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from rlhf_nb.training.alarms import alarms_of
+from rlhf_nb.training.logs import PROGRESS
 from rlhf_nb.ui.html import Html, element, number_text, percent
 from rlhf_nb.ui.viz import episode_table
 
@@ -26,15 +27,6 @@ def metrics_markup(metrics: Mapping[str, float]) -> str:
     rows = [(*name.rpartition("/")[::2], value) for name, value in metrics.items()]
     frame = pd.DataFrame(rows, columns=["group", "metric", "value"])
     return frame.to_html(index=False, float_format=lambda x: f"{x:.4g}")
-
-
-PROGRESS = {  # metric of the log -> head of its column
-    "step": "update",
-    "objective/raw_scores": "score",
-    "objective/kl": "KL (nats)",
-    "tokens/response_length": "length (tokens)",
-    "policy/clipfrac_avg": "clipped",
-}
 
 
 def updates_markup(bar: str, logs: Sequence[Mapping[str, Any]], most: int = 12) -> Html:

@@ -18,10 +18,8 @@ from torch import Tensor
 from rlhf_nb.ui.html import SHADE, Html, element, inline, visible
 
 
-def signed_number(
-    value: float | int | bool | None,  # None is a gap
-) -> str:  # "+0.20", "≈0", "0"; counts and truth values as they are
-    "A number of a cell: a float with its sign, but not 0; ≈0 for what two decimals round to it."
+def signed_number(value: float | int | bool | None) -> str:
+    "A number of a cell: a float with its sign, but not 0; ≈0 where two decimals are; None: a gap."
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -126,7 +126,7 @@ def test_presets_and_reset(page: File):
     root = root_of(page)
     said = root.get_by_role("status")
     assert said.inner_text() == ""
-    root.locator(".controls").get_by_label("lam", exact=True).press("Home")
+    root.locator(".controls").get_by_label("λ", exact=True).press("Home")
     assert said.inner_text() == ""
     page.page.wait_for_function("e => e.textContent", arg=said.element_handle())
     assert "Advantages, lambda 0:" in said.inner_text()
@@ -185,7 +185,7 @@ def test_it_reads_without_a_script(browser: Browser, explorer: Explorer, tmp_pat
         page = context.new_page()
         page.goto(path.resolve().as_uri())
         text = page.locator("main").inner_text()
-        assert "lam 0.95 · ending stopped · table yes" in text and "the <credit>" in text
+        assert "λ 0.95 · ending stopped · table yes" in text and "the <credit>" in text
         assert page.locator(".view svg").is_visible()
 
 
