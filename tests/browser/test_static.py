@@ -72,10 +72,7 @@ class File:
         page.on("websocket", lambda ws: self.asked.append(ws.url))
         page.on("pageerror", lambda e: self.faults.append(f"uncaught in the page: {e}"[:600]))
         page.on("console", lambda m: m.type == "error" and self.faults.append(m.text[:600]))
-        page.on(
-            "dialog",
-            lambda dialog: (self.faults.append(f"a dialog: {dialog.message}"), dialog.dismiss()),
-        )
+        page.on("dialog", lambda d: (self.faults.append(f"a dialog: {d.message}"), d.dismiss()))
 
     def open(self, path: Path) -> File:
         "Go to a file, and hear what it asks for from then on."
@@ -109,14 +106,19 @@ class File:
 
     def too_wide(self) -> list[str]:
         "What makes the page scroll sideways, or is cut off, in a narrow window."
-        self.page.set_viewport_size(dict(width=NARROW, height=1000))
-        there, needed = self.page.evaluate(
-            "(e => [e.clientWidth, e.scrollWidth])(document.documentElement)"
-        )
+        self.size(NARROW, 1000)
+        widths = "(e => [e.clientWidth, e.scrollWidth])(document.documentElement)"
+        there, needed = self.page.evaluate(widths)
         told = [f"{needed} px where there are {there}"] * (needed > there)
         told += self.body.root.evaluate(CUT)
-        self.page.set_viewport_size(dict(width=WIDE, height=1000))
+        self.size(WIDE, 1000)
         return told
+
+    def each(self, selector: str, script: str) -> list:
+        return self.page.locator(selector).evaluate_all(script)
+
+    def size(self, width: int, height: int) -> None:
+        self.page.set_viewport_size(dict(width=width, height=height))
 
     def press(self, *keys: str) -> None:
         for key in keys:
@@ -256,7 +258,7 @@ def test_a_file_on_paper(files: dict[str, Path], read: Callable, kind: str):
     assert not file.page.locator(controls).evaluate_all(shown)
     cut = """all => all.filter(e => e.offsetHeight && getComputedStyle(e).overflow !== 'visible'
         && (e.scrollHeight > e.clientHeight + 1 || e.scrollWidth > e.clientWidth + 1)).map(e => e.className)"""
-    assert not file.page.locator("main *").evaluate_all(cut)
+    assert not file.each("main *", cut)
 
 
 # catches: pale ink, a table without headers, a field without a label, a page that is wider than a
@@ -279,14 +281,14 @@ def test_a_file_is_sound(files: dict[str, Path], read: Callable, axe: str, kind:
             file.examine(axe)
             assert not (told := violations([file.body]) + file.too_wide()), (scheme, told)
     file.press("r")
-    file.page.set_viewport_size(dict(width=400, height=800))
+    file.size(400, 800)
     cards = file.page.locator(".post .wide")
     wider = cards.evaluate_all(
         "all => all.map(e => [e.clientWidth > 0, e.scrollWidth - e.clientWidth])"
     )
     assert wider == [[True, 0]] * (9 if kind == "demo" else 0), wider
     file.press("r")
-    file.page.set_viewport_size(dict(width=WIDE, height=1000))
+    file.size(WIDE, 1000)
     for fold in folds:
         fold.evaluate("e => e.click()")
     file.press("t")
@@ -302,7 +304,7 @@ def test_the_result_of_a_demo_and_its_rollouts_are_two_views(
     files: dict[str, Path], read: Callable
 ):
     file = read(files["demo"])
-    file.page.set_viewport_size(dict(width=WIDE, height=800))
+    file.size(WIDE, 800)
     answer, board = file.page.locator(".body > .text"), file.page.locator(".board")
     file.press("n")
     assert (at := file.episode()) == 2  # after the suspect with which it begins
@@ -391,8 +393,9 @@ def test_signals_by_keyboard(files: dict[str, Path], read: Callable):
                 assert float(told.replace("−", "-")) == pytest.approx(x, abs=0.0051)
     kl = str(names.index("kl") + 1)
     file.press(kl, "b", str(names.index("advantages") + 1), "b", str(names.index("values") + 1))
-    strips = lambda: file.page.locator(".body .token").evaluate_all(
-        "all => all.map(e => e.style.getPropertyValue('--beneath').match(/--(up|down)/g) ?? [])"
+    strips = lambda: file.each(
+        ".body .token",
+        "all => all.map(e => e.style.getPropertyValue('--beneath').match(/--(up|down)/g) ?? [])",
     )
     wanted = zip(r.kl[0].tolist(), r.advantages[0].tolist(), r.mask[0].tolist())
     assert strips() == [
@@ -421,7 +424,7 @@ def test_one_scale_for_an_update(tmp_path: Path, read: Callable):
         .nth(t)
         .evaluate("e => getComputedStyle(e).backgroundColor")
     )
-    clipped = file.page.locator(".text .clipped").evaluate_all("all => all.length")
+    clipped = file.each(".text .clipped", "all => all.length")
     assert file.signal() == "ratio - 1" and 0 < clipped < 300
     file.press(str(file.signals().index("kl") + 1))
     first = [colour(t) for t in (0, 3, 5, 7)]
@@ -619,7 +622,7 @@ def test_all_signals_stay_open(files: dict[str, Path], read: Callable):
     assert rows.locator("th").all_inner_texts() == [
         f"{t + 1} {x}" for t, x in enumerate(r.tokens[1])
     ]
-    heads = file.page.locator(".panel thead th").evaluate_all("all => all.map(e => e.title)")
+    heads = file.each(".panel thead th", "all => all.map(e => e.title)")
     assert heads[1:] == names
     assert {*names} == {*SIGNALS, "ratio - 1", "sampler - trainer", "entropy"}
     cell = rows.nth(40).locator("td").nth(names.index("values"))
@@ -650,7 +653,7 @@ def test_a_long_answer(tmp_path: Path, read: Callable):
     r = r.with_(advantages=advantages, objective=None)
     file = read(view(r, signal="advantages").save_html(tmp_path / "long.html"))
     lefts = "all => all.map(e => e.querySelector('.token').getBoundingClientRect().left)"
-    assert len({*file.page.locator(".code .line").evaluate_all(lefts)}) == 1
+    assert len({*file.each(".code .line", lefts)}) == 1
     assert int(r.mask[0].sum()) > 200 and file.page.locator(".text").bounding_box()["height"] < 320
     token = "[...document.querySelectorAll('.text .token')].indexOf(document.activeElement)"
     for wanted in (9, 60, 100, 9):
@@ -924,9 +927,7 @@ def unaddressed(path: Path) -> Path:
 @pytest.mark.parametrize("live", [False, True])
 def test_the_focus_is_not_lost(files: dict[str, Path], read: Callable, live: bool):
     file = read(unaddressed(files["run"]) if live else files["run"])
-    token = lambda: file.page.locator(".body > .text .token").evaluate_all(
-        "all => all.indexOf(document.activeElement)"
-    )
+    token = lambda: file.each(".body > .text .token", "all => all.indexOf(document.activeElement)")
     file.page.locator(".body > .text .token").first.focus()
     for key, wanted in (
         ("ArrowRight", (3, 0, 1)),
@@ -1294,7 +1295,7 @@ def test_the_loop_fits_and_reads(tmp_path: Path, read: Callable, scheme: str):
     file = read(path)
     file.page.emulate_media(color_scheme=scheme)
     for width in (WIDE, 400):
-        file.page.set_viewport_size(dict(width=width, height=900))
+        file.size(width, 900)
         for svg in file.page.locator("svg").all():
             assert not (told := svg.evaluate(MISPLACED)), told
 
