@@ -518,15 +518,8 @@ def test_a_docstring_is_plain_text(text, markup):
 
 # ---- In a browser, without a network ----
 
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+FLAGS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync".split()
+FLAGS += "--disable-background-networking --disable-component-update".split()
 # Cells of tables whose text is hard to read on what lies behind it, layer by layer.
 PALE = """() => {
   const rgba = text => { const n = text.match(/[\\d.]+/g).map(Number); return n.length < 4 ? [...n, 1] : n }

@@ -23,17 +23,11 @@ LIB = "rlhf_nb"
 # (page, rule): why this page need not keep this rule. Nothing else is let off.
 EXEMPT = {
     ("index", "exports_its_module"): "a map: it exports nothing",
-    (
-        "index",
-        "lessons_assert",
-    ): "it is rendered as the README: what it shows is asserted on the pages it leads to",
+    ("index", "lessons_assert"): "the README: what it shows is asserted on other pages",
     ("map", "exports_its_module"): "a list of the pages: it exports nothing",
     ("results", "exports_its_module"): "figures and how they came about: it exports nothing",
     ("results", "lessons_assert"): "it shows the file that a benchmark wrote",
-    (
-        "00_tour",
-        "exports_its_module",
-    ): "a walk through parts that are built later: it exports nothing",
+    ("00_tour", "exports_its_module"): "a walk through later parts: it exports nothing",
     ("01_policy_gradients", "exports_its_module"): "six words and exact sums: it exports nothing",
     ("course", "exports_its_module"): "the index of the course: it exports nothing",
     ("glossary", "exports_its_module"): "words and symbols: it exports nothing",

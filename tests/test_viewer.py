@@ -832,10 +832,8 @@ def test_report_has_it_all(whole):
     )
     heads += "holds/Curves/Reward model/Answers side by side"
     assert "/".join(head for level, head in reader.heads if level == 2) == heads
-    assert (
-        "+38 percentage points PPO improved on SFT." in text
-        and reader.all("p")[1]["title"] == "37.8"
-    )
+    assert "+38 percentage points PPO improved on SFT." in text
+    assert reader.all("p")[1]["title"] == "37.8"
     assert "on 80.1 % of 2,000 test posts, and SFT's on 42.3 %" in text
     assert "Sampled, temperature 1: +20 points, from 41.0 % to 61.0 %." in text
     assert text.count("Bad form: 1.0 % of PPO's summaries, 1.0 % of SFT's.") == 2
@@ -857,10 +855,8 @@ def test_report_has_it_all(whole):
     assert read[0] == ["all|75.0 %", "swap|80.0 %", "drop|70.0 %"]
     assert read[1] == ["all|66.0 %", "who|90.0 %", "when|50.0 %"]
     assert len(reader.all("img")) == 9
-    assert (
-        reader.all("img")[1]["alt"]
-        == "gold win rate, near-greedy, % of validation posts, ties half: 50.00 → 50.00; lowest 50.00, highest 50.00"
-    )
+    alt = "gold win rate, near-greedy, % of validation posts, ties half: 50.00 → 50.00; lowest "
+    assert reader.all("img")[1]["alt"] == f"{alt}50.00, highest 50.00"
 
 
 def test_report_is_the_same_each_time(run):

@@ -27,16 +27,9 @@ from jupyter_server.services.kernels.connection.base import deserialize_msg_from
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--enable-blink-features=ComputedAccessibilityInfo",
-]  # element.computedName: the name that a screen reader says
+FLAGS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync".split()
+FLAGS += "--disable-background-networking --disable-component-update".split()
+FLAGS += ["--enable-blink-features=ComputedAccessibilityInfo"]  # what a screen reader says
 SETTINGS = {  # every cell is there, nothing is fetched, nothing asks a question
     "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
