@@ -247,7 +247,7 @@ def _worlds(g: Generator) -> list[Case]:
         lengths: tuple, stop: int, epochs: int, lr: float, kl_coef: float, scale: float
     ) -> Case:
         def answers() -> Tensor:
-            "Rows that stop at these lengths, then noise and other stops. The longest does not stop."
+            "Rows that stop at these lengths, then noise and other stops. The longest does not."
             ids = (stop + integers(g, 1, WORDS - 2, len(lengths), max(lengths))) % WORDS
             for i, length in enumerate(lengths):
                 ids[i, length - 1 : max(lengths) - 1 : 2] = stop
