@@ -21,16 +21,22 @@ class DataArguments:
         "reasoning_gym:spell_backward:max_word_len=5,size=1000.",
     )
     dataset_config: str | None = setting(None, "Configuration of a data set on the hub.")
-    dataset_test_split: str = setting("test", "Split to evaluate on, or a slice: test[:100].")
+    dataset_test_split: str = setting(
+        "test", "Split to evaluate on; a slice such as test[:100] works too."
+    )
     dataset_seed: Index = setting(0, "Seed of the embedded data sets.")
-    max_prompt_length: Count | None = setting(None, "Leave out rows with longer prompts (tokens).")
+    max_prompt_length: Count | None = setting(
+        None, "Leave out examples with longer prompts (tokens)."
+    )
 
 
 @dataclass
 class TrainDataArguments(DataArguments):
     "And those to train on."
 
-    dataset_train_split: str = setting("train", "Split to train on, or a slice: train[:1000].")
+    dataset_train_split: str = setting(
+        "train", "Split to train on; a slice such as train[:1000] works too."
+    )
 
 
 @dataclass
@@ -49,11 +55,17 @@ class ModelArguments:
     model_name_or_path: str | None = setting(
         None, "The model to start from: a name on the hub, a folder, or a GGUF file."
     )
-    tokenizer_name_or_path: str | None = setting(None, "Its tokenizer, where that is elsewhere.")
-    dtype: Literal["float32", "bfloat16", "float16", "auto"] = setting(
-        "float32", "Data type of the weights; auto: as saved. (--bf16 leaves them float32.)"
+    tokenizer_name_or_path: str | None = setting(
+        None, "The tokenizer, where it is not in the model's folder."
     )
-    attn_implementation: str | None = setting(None, "eager, sdpa, ... None: transformers chooses.")
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = setting(
+        "float32",
+        "Data type of the weights; auto: as saved. (--bf16 trains float32 weights in mixed "
+        "precision.)",
+    )
+    attn_implementation: str | None = setting(
+        None, "eager, sdpa, flash_attention_2, ... None: transformers chooses."
+    )
 
 
 @dataclass
@@ -62,7 +74,9 @@ class TrainModelArguments(ModelArguments):
 
     use_peft: bool = setting(False, "Train a LoRA adapter instead of the weights.")
     lora_r: Count = setting(16, "Rank of the adapter.")
-    lora_alpha: Count = setting(32, "Scale of the adapter: it is multiplied by alpha / r.")
+    lora_alpha: Count = setting(
+        32, "Scale of the adapter: it is multiplied by lora_alpha / lora_r."
+    )
     lora_dropout: Annotated[float, Range(least=0, below=1)] = setting(
         0.05, "Dropout before the adapter; PPO sets it to 0."
     )
@@ -70,7 +84,9 @@ class TrainModelArguments(ModelArguments):
         None, "Layers that get an adapter; all-linear: every one. None: peft's choice."
     )
     resume: bool = setting(
-        False, "Go on from the last checkpoint (from another: --resume_from_checkpoint FOLDER)."
+        False,
+        "Go on from the last checkpoint in output_dir. (--resume_from_checkpoint FOLDER: from that "
+        "one.)",
     )
 
 
@@ -79,7 +95,9 @@ class ScratchModelArguments(TrainModelArguments):
     "Or a model made here, small enough for a laptop."
 
     from_scratch: bool = setting(
-        False, "Make a small GPT-NeoX with random weights, and a tokenizer from the training split."
+        False,
+        "Instead of loading a model, make a small GPT-NeoX with random weights, and a tokenizer "
+        "from the training split.",
     )
     vocab_size: Annotated[int, Range(least=258)] | None = setting(
         None, "from_scratch: vocabulary, byte-level BPE. None: one token a word, for mini_tldr."
@@ -87,7 +105,9 @@ class ScratchModelArguments(TrainModelArguments):
     hidden_size: Count = setting(64, "from_scratch: width.")
     num_hidden_layers: Count = setting(2, "from_scratch: number of layers.")
     num_attention_heads: Count = setting(8, "from_scratch: attention heads.")
-    max_position_embeddings: Count = setting(192, "from_scratch: most tokens, answer included.")
+    max_position_embeddings: Count = setting(
+        192, "from_scratch: maximum tokens of prompt and answer together."
+    )
 
 
 @dataclass
@@ -95,7 +115,9 @@ class RewardModelArguments(TrainModelArguments):
     "And where its zero is."
 
     center_rewards: bool = setting(
-        False, "After training, shift the scores so that 1,000 references average zero."
+        False,
+        "After training, shift the scores so that reference answers average zero (over the first "
+        "1,000 training examples: completion, or else chosen).",
     )
 
 
@@ -105,30 +127,40 @@ class PPOModelArguments(TrainModelArguments):
 
     reward_function: list[str] | None = setting(
         None,
-        "module:function or file.py:function, called with prompts, responses and the columns; or "
-        "gold, sentiment. Several are added up (--reward_weights).",
+        "module:function or file.py:function, called with prompts, responses and the data set's "
+        "columns; or gold, sentiment. Several are added up (--reward_weights).",
     )
     environment: str | None = setting(
         None,
-        "What answers, in episodes of several turns: guess_number:n=15,turns=4, walk, module:Class "
-        "or file.py:Class, with reset(**row) and step(action), or with methods that are tools.",
+        "What answers, in episodes of several turns (--max_turns): guess_number or walk, with "
+        "settings guess_number:n=15,turns=4; or module:Class or file.py:Class, made anew for each "
+        "episode, with reset(**row) and step(action), or with methods that are tools.",
     )
     engine: str | None = setting(
         None,
-        "Who samples: module:function or file.py:function, called with settings, policy and "
-        "tokenizer; it returns an Engine. None: the package's own sampler, or vLLM (--use_vllm).",
+        "Who samples: module:function or file.py:function, called with the settings, the policy "
+        "and its tokenizer; it returns an Engine (nbs/reference/40_engines.ipynb). None: the "
+        "package's own sampler, or vLLM (--use_vllm).",
     )
     reward_ensemble: list[str] | None = setting(
-        None, "More reward models. --reward_aggregation says how their scores become one."
+        None,
+        "More reward models beside --reward_model_path: names or folders. --reward_aggregation "
+        "says how their scores become one.",
     )
-    reward_tokenizer_name_or_path: str | None = setting(None, "The reward model's own tokenizer.")
+    reward_tokenizer_name_or_path: str | None = setting(
+        None, "Tokenizer of the reward model, where it has its own."
+    )
     value_model_path: str | None = setting(
         None, "Value model. None: made from the reward model, or else from the policy."
     )
     zero_value_head: bool = setting(False, "Start the value model with 0 for every token.")
     value_use_peft: bool = setting(False, "Train the value model by an adapter too.")
-    dry_run: bool = setting(False, "Print the memory that a GPU needs, and train nothing.")
-    gpu_memory: Positive | None = setting(None, "dry_run: GiB of a GPU. None: this machine's.")
+    dry_run: bool = setting(
+        False, "Print the memory that the run needs on each GPU, and train nothing."
+    )
+    gpu_memory: Positive | None = setting(
+        None, "dry_run: memory of a GPU in GiB. None: that of this machine's GPU."
+    )
     layout: Literal["alone", "ddp", "zero2", "zero3", "fsdp2"] | None = setting(
         None, "dry_run: alone, ddp, zero2, zero3 or fsdp2. None: the launcher's."
     )

@@ -89,7 +89,9 @@ def explain_unreadable(name: str, kind: str | None, error: Exception) -> ValueEr
             f"which cannot be written to ({why}). Set HF_HOME to a folder that can."
         )
     if kind and (not path.stat().st_size or "corresponds to no data" in why):
-        return ValueError(f"--dataset_name {name}: the file has no rows. Give at least one.")
+        return ValueError(
+            f"--dataset_name {name}: the file has no rows. Give at least one, with a prompt."
+        )
     if path.suffix == ".jsonl":
         read_jsonl(path)  # raises, and names the line
     if kind:
@@ -127,7 +129,8 @@ def load_rows(
     "The splits by name. Raises ValueError where no data set has that name."
     if not name:
         raise ValueError(
-            f"--dataset_name is missing: give a hub's, a folder, a file, {' or '.join(EMBEDDED)}."
+            "--dataset_name is missing: give a name on the hub, a folder, a file, or "
+            f"{' or '.join(EMBEDDED)}."
         )
     if name.startswith("reasoning_gym:"):
         _, task, *more = name.split(":", 2)

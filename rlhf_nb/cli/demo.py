@@ -34,12 +34,14 @@ class DemoArguments:
 
     quick: bool = setting(
         False,
-        "In about a minute: from a fine-tuned model of the package, with fewer labels and answers.",
+        "In about a minute: from a fine-tuned model that comes with the package, with fewer labels "
+        "and answers.",
     )
     fresh: bool = setting(False, "Start over: delete what an earlier demo wrote in the folder.")
     threads: Index | None = setting(
         None,
-        "CPU threads of torch. None: at most two. On a busy machine take 1. 0: torch's choice.",
+        "CPU threads of torch. None: two, or fewer where torch would take fewer; models this small "
+        "gain nothing from a third. On a busy machine take 1. 0: torch's choice.",
     )
 
 

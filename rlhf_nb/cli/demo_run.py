@@ -23,24 +23,30 @@ from rlhf_nb.base.terminal import terminal_text
 class DemoSettings:
     "Where the run goes, and the numbers behind it."
 
-    output_dir: str = setting("runs/mini_tldr", "Folder of the run. Finished stages are reused.")
+    output_dir: str = setting(
+        "runs/mini_tldr", "Folder of the run. Stages that are finished there are reused."
+    )
     seed: Seed = setting(0, "Seed of the world, the models, the sampling and every shuffle.")
     kl_coef: NotNegative = setting(
         0.05,
-        "Weight of the KL penalty. Try 0: gold may fall while the learned reward rises.",
+        "Weight of the KL penalty. Try 0: the policy follows the learned reward alone, and gold "
+        "may fall while it rises.",
     )
     posts: Count = setting(24_000, "Posts to imitate, and to label.")
     sample_pairs: Count = setting(6_000, "Pairs of two samples of the SFT model.")
     fact_pairs: Count = setting(
-        16_000, "Pairs of a summary and the same with one fact wrong, which come first."
+        16_000,
+        "Pairs of a summary and the same with one fact wrong: hard to learn, so they come first.",
     )
     edit_pairs: Count = setting(
         8_000,
-        "Pairs of a summary and the same with a fact dropped, an opening, or a repeat.",
+        "Pairs of a summary and the same with one thing changed: a fact dropped, an opening, a "
+        "repeat.",
     )
     starting_model: str = setting(
         "",
-        "Folder of a fine-tuned model to start from; kept: the package's. Empty: one is trained.",
+        "Folder of a fine-tuned model and its tokenizer to start from; 'kept' is the one that "
+        "comes with the package. Empty: one is trained.",
     )
     temperature: Positive = setting(0.7, "Temperature at which PPO samples.")
     episodes: Count = setting(6_144, "Summaries that PPO samples.")
@@ -52,7 +58,8 @@ class DemoSettings:
     evaluations: Count = setting(8, "How often they are judged.")
     save_steps: Index = setting(
         0,
-        "Updates between two checkpoints of PPO; 0: none. With 1, rlhf-nb replay RUN has them all.",
+        "Keep PPO's state after each so many updates, and before the first; 0: keep none. With 1, "
+        "rlhf-nb replay RUN does any update again with other settings.",
     )
 
 
@@ -91,8 +98,10 @@ def check_settings(s: DemoSettings) -> None:
     "Raises ValueError with the option and how to fix it."
     check_fields(s, "--")
     if s.batch % 2 or s.episodes < s.batch or s.posts < s.batch:
-        most = f"--episodes ({s.episodes}) and --posts ({s.posts})"
-        raise ValueError(f"--batch is {s.batch}: give an even number no larger than {most}.")
+        raise ValueError(
+            f"--batch is {s.batch}: give an even number no larger than --episodes ({s.episodes}) "
+            f"and --posts ({s.posts})."
+        )
     if s.starting_model not in ("", "kept") and not Path(s.starting_model).is_dir():
         raise ValueError(
             f"--starting_model is {s.starting_model}, and there is no such folder: give one that "

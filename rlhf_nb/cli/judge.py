@@ -41,14 +41,16 @@ class JudgeArguments:
 
     judge_model: str = setting(
         "gpt-4o-mini",
-        "gold (of mini_tldr), a reward model's folder, or a name at an OpenAI-like endpoint.",
+        "gold (the judge of mini_tldr), the folder of a reward model, or a model's name at an "
+        "OpenAI-compatible endpoint.",
     )
     judge_base_url: str | None = setting(
         None,
-        "URL of the endpoint, with /v1. None: OPENAI_BASE_URL. The key: OPENAI_API_KEY.",
+        "URL of the endpoint, up to and with /v1. None: OPENAI_BASE_URL, or else api.openai.com. "
+        "The key is read from OPENAI_API_KEY.",
     )
     opponent_name_or_path: str | None = setting(
-        None, "Compare with this model, not the references."
+        None, "Compare with this model's answers instead of the references."
     )
     num_examples: Count | None = setting(None, "The first so many of the test split. None: all.")
     response_length: Count = setting(53, "Maximum tokens of an answer.")
@@ -56,11 +58,15 @@ class JudgeArguments:
     batch_size: Count = setting(64, "Prompts that are answered at a time.")
     seed: Seed = setting(0, "Seed of the sampling, and of the interval.")
     one_order: bool = setting(False, "Show each pair in one random order, not both: half the cost.")
-    cache: str | None = setting("judgings.jsonl", "File of an endpoint's verdicts. None: none.")
+    cache: str | None = setting(
+        "judgings.jsonl", "File that keeps every verdict of an endpoint. None: keep none."
+    )
     concurrency: Count = setting(8, "Requests to the endpoint at a time.")
     timeout: Positive = setting(60.0, "Seconds for a request, until its whole reply is here.")
     attempts: Count = setting(5, "How often to try a request that fails for a passing reason.")
-    prices: list[NotNegative] | None = setting(None, "Prices of a million tokens, in and out.")
+    prices: list[NotNegative] | None = setting(
+        None, "Prices of a million tokens in, and out: the cost is printed."
+    )
     output: str | None = setting(None, "CSV file for every pair and its verdict.")
     overwrite: bool = setting(False, OVERWRITE)
     use_cpu: bool = setting(False, "Do not use the GPU.")
@@ -186,7 +192,8 @@ def rows_to_judge(data: DataArguments, options: JudgeArguments) -> Dataset:
         return rows
     if options.num_examples > len(rows):
         raise ValueError(
-            f"--num_examples is {options.num_examples} and the split has {len(rows)} rows."
+            f"--num_examples is {options.num_examples} and the split has {len(rows)} rows: give a "
+            f"number from 1 to {len(rows)}."
         )
     return rows.select(range(options.num_examples))
 

@@ -46,7 +46,8 @@ def layout_of(options: Namespace) -> tuple[str, int]:
             raise ValueError(f"--layout is {layout}: give the number of GPUs, --num_processes 8.")
     elif any(option not in (None, running) for option, running in zip(asked, (layout, n))):
         raise ValueError(
-            f"the launcher has {layout} on {n} process(es): leave out --layout, --num_processes."
+            f"the launcher has {layout} on {n} process(es): leave out --layout and "
+            "--num_processes, or the launcher."
         )
     return layout, n
 

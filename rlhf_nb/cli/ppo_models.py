@@ -35,7 +35,8 @@ def policy_name(model_name_or_path: str | None, sft_model_path: str) -> str:
         return sft_model_path
     if model_name_or_path is None:
         raise ValueError(
-            "--model_name_or_path is missing: give the policy, such as `rlhf-nb sft`'s folder."
+            "--model_name_or_path is missing: give the policy to start from, such as the folder of "
+            "`rlhf-nb sft`."
         )
     return model_name_or_path
 

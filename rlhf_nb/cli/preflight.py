@@ -30,7 +30,8 @@ class PreflightArguments:
 
     preflight_pairs: str | None = setting(
         None,
-        "Data with prompt, chosen, rejected to tell apart. None: references and spoilt ones.",
+        "Good and bad answers, which the rewards must tell apart: a file (or data set) with the "
+        "columns prompt, chosen, rejected. None: references of the data set against spoilt ones.",
     )
     output: str = setting("preflight.html", "The page that is written; 'none': no page.")
     overwrite: bool = setting(False, OVERWRITE)

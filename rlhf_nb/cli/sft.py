@@ -60,7 +60,10 @@ def starting_point(
         with require_name("--model_name_or_path", models.model_name_or_path) as name:
             return load_policy(name, **load_options(models)), tokenizer
     if models.model_name_or_path:
-        raise ValueError("--from_scratch and --model_name_or_path: leave one of them out.")
+        raise ValueError(
+            "--from_scratch makes a model and --model_name_or_path loads one: leave one of them "
+            "out."
+        )
     for column in ("prompt", "completion"):
         for i, text in enumerate(rows[column][:]):
             if not isinstance(text, str):

@@ -26,6 +26,7 @@ from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.kl_control import AdaptiveKLController
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.ui import episodes as of
 from rlhf_nb.ui import run_view
 from rlhf_nb.ui.explore import action_button, control, notebook_bundle, side_by_side
 from rlhf_nb.ui.html import asset, element, error_note, folded, sheet, themed_page
@@ -266,7 +267,7 @@ class Panel:
         self.stop = action_button("stop", clicked(board.stop), tip)
         self.slider = control("kl_coef", (0.0, 0.5, 0.05, 0.005))
         self.slider.readout_format = ".3g"
-        self.signal = control("signal", list(SHOWN))
+        self.signal = control("signal", [(of.SIGNAL_NAMES[name], name) for name in SHOWN])
         self.signal.value = board.signal
         self.curves = control("curves", ["few", "all"])
         self.beat = widgets.Play(min=0, max=1, layout=dict(display="none"))

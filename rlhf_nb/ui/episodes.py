@@ -19,6 +19,19 @@ from rlhf_nb.rollout import SIGNALS, TENSORS, Rollout
 from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.viz import signed_number
 
+SIGNAL_NAMES = {  # as every view writes them
+    "kl": "KL to the reference",
+    "advantages": "advantage",
+    "rewards": "reward paid",
+    "values": "value",
+    "returns": "return",
+    "logprobs": "log-prob",
+    "ref_logprobs": "log-prob of the reference",
+    "engine_logprobs": "log-prob of the sampler",
+    "sampler - trainer": "sampler minus trainer",
+    "ratio - 1": "ratio new/old − 1",
+}
+
 
 def tensor_of(rollout: Rollout, name: str) -> Tensor:
     "One tensor of a rollout. Raises ValueError where it is not there yet."

@@ -224,6 +224,7 @@ def reader_head(
         suspects=[{**one, "sentence": visible(one["sentence"])} for one in suspects],
         curves=list(curves),
         slots=dict(SLOT),
+        names=episodes.SIGNAL_NAMES,
     )
 
 

@@ -58,11 +58,6 @@ const depth = (x, { way, low, high, kept, ranked }) => {  // 0: no colour, 1: fu
   return Math.min(1, Math.max(0, way < 0 ? 1 - share : share));
 };
 const tint = (x, scale, ground = "transparent") => `color-mix(in srgb, var(--${scale.way ? "deep" : x > 0 ? "up" : "down"}) ${Math.round(depth(x, scale) && 8 + 92 * depth(x, scale))}%, ${ground})`;
-const NAMES = {
-  kl: "KL to the reference", advantages: "advantage", rewards: "reward paid", logprobs: "log-prob", ref_logprobs: "log-prob of the reference",
-  values: "value", returns: "return", engine_logprobs: "log-prob of the sampler", "sampler - trainer": "sampler minus trainer", "ratio - 1": "ratio new/old − 1", clipped: "clipped",
-};
-const nameOf = key => NAMES[key] ?? key;
 const MEANING = {
   kl: "log-prob of the policy minus that of the reference, nats", advantages: "how much better than expected, whitened over the update", rewards: "the score where it is paid, less the price of KL at each token",
   values: "what the value model expects still to come", returns: "the target of the value model", logprobs: "of the policy that wrote the answer, nats", ref_logprobs: "of the reference for the same token, nats",
@@ -253,6 +248,7 @@ let made = 0;  // views on this page, so that each has ids of its own
 export const reader = (root, source) => {
   const name = `reader${++made}-`;
   const jump = one => ({ update: one.update, row: one.row ?? -1, ...UNFILTERED, sort: one.row === null ? "score" : "episode", down: one.row === null });
+  const nameOf = key => source.names?.[key] ?? key;
   const odd = source.suspects ?? [], first = odd.find(one => one.row !== null) ?? odd[0];
   const at = {
     update: source.start ?? source.updates.length - 1, row: 0, signal: source.signal, sort: "episode", down: false,
