@@ -236,5 +236,6 @@ def test_bad_members_are_named_before_they_are_loaded(
     tmp_path, monkeypatch, capsys, old, new, named, plan
 ):
     monkeypatch.chdir(tmp_path)  # where none of the models is
-    assert main(f"ppo {WORDS.replace(old, new)}{plan}".split()) == 2
+    words = WORDS.replace(old, new).replace("rows.jsonl", "mini_tldr")
+    assert main(f"ppo {words}{plan}".split()) == 2
     assert named in capsys.readouterr().err and not [*tmp_path.iterdir()]

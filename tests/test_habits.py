@@ -145,7 +145,7 @@ def test_the_oldest_versions_are_the_lower_bounds():
 def test_setup_py_ships_types_and_recipes(tmp_path):
     "The wheel as setup.py builds it here: without the network, from a copy, as wheel_check does."
     for name, content in tree(ROOT).items():
-        if name.startswith("rlhf_nb/") or name in ("setup.py", "settings.ini", "README.md"):
+        if name.startswith(("rlhf_nb/", "nbs/course/", "setup.py", "settings.ini", "README.md")):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_bytes(content)
     command = [sys.executable, "setup.py", "-q", "bdist_wheel", "--dist-dir", "wheels"]
