@@ -63,7 +63,7 @@ SENTINEL = (
 # whole. Nothing that stands in a part that sticks out already.
 CUT = script("""root => { const edge = Math.min(root.getBoundingClientRect().right, document.documentElement.clientWidth) + 1;
   const scrolls = e => e !== root && (['auto', 'scroll'].includes(getComputedStyle(e).overflowX) && !e.matches('.jupyter-widgets, .lm-Widget') || scrolls(e.parentElement));
-  const out = [...root.querySelectorAll('*')].filter(e => { const box = e.getBoundingClientRect(); return box.width > 1 && box.height > 1 && box.right > edge && !scrolls(e.parentElement); });
+  const out = [...root.querySelectorAll('*')].filter(e => { const box = e.getBoundingClientRect(); return shown(e) && box.width > 1 && box.height > 1 && box.right > edge && !scrolls(e.parentElement); });
   return out.filter(e => !out.includes(e.parentElement)).map(e => `${e.tagName} ${e.getAttribute('class') || ''} ${plain(e).slice(0, 60)}`); }""")
 # Names that end in three dots.
 DOTS = script(

@@ -276,7 +276,7 @@ export const reader = (root, source) => {
   const menu = (parent, title, more) => {
     const fold = part("details", parent, "menu");
     make("summary", { parent: fold, text: title, ...more });
-    return part("div", fold);
+    return make("div", { parent: fold });
   };
   const keyed = (parent, text, key, act, more) => {  // a button that shows its key
     const one = button(parent, text, act, more);
