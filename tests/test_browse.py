@@ -365,6 +365,9 @@ def test_every_suspect_leads_to_its_place(run):
     assert seen.reader.place == dict(wanted, update=2, row=3, sort="episode", down=False)
     seen.go(seen.suspects[2])  # the best paid of the newest update
     assert seen.reader.place == dict(wanted, update=4, row=-1, sort="score", down=True)
+    r = seen.run.rollout(1)  # whose KL is below what pads it: no token is out of the answer
+    seen.run.rollout = lambda _: r.with_(kl=-r.mask.float())
+    assert all("(-1.00)" in seen.with_token(Suspect(1, e, "")).sentence for e in range(len(r)))
 
 
 def test_a_search_says_what_it_found(run, monkeypatch):

@@ -246,6 +246,7 @@ def test_the_best_and_the_worst_follow_the_rule(world):
     shown = examples_section(frame_of(world, gains))
     assert shown.index("Best: +3.00") < shown.index("Worst: −2.00")
     assert examples_section(frame[:0][["query"]]) == ""
+    assert "No post has" in headline(dict(verdict=VERDICT), frame=frame[:0])
 
 
 def test_what_is_above_is_not_in_the_list_again(world):

@@ -194,9 +194,8 @@ def test_view_shows_what_is_there(filled, episode, scored, named):
     facts = reader.text.split(" Prompt")[0]
     assert ("raw score" in facts) == scored and ("KL " in facts) == ("kl" in filled)
     assert f"{n} token" in facts
-    assert (
-        f"reference: ref {episode}" in reader.text and f"post {episode}" in reader.text
-    ) == named
+    there = f"reference: ref {episode}" in reader.text and f"post {episode}" in reader.text
+    assert there == named
 
 
 # catches: a notebook of 80 MB for one answer, a page without its end, a beginning that looks whole
@@ -218,10 +217,8 @@ def test_view_facts_by_hand():
         scores=torch.tensor([1.5, 0, 0]),
         raw_scores=torch.tensor([-2.0, 0, 0]),
     )
-    assert (
-        "Episode 0 of 3, update 7 · score +1.50 · raw score −2.00 · KL −0.25 nats · 3 tokens · "
-        "stopped by itself" in view(r, 0)
-    )
+    told = "Episode 0 of 3, update 7 · score +1.50 · raw score −2.00 · KL −0.25 nats · 3 tokens"
+    assert f"{told} · stopped by itself" in view(r, 0)
     assert "cut off" in view(r, 1) and "0 tokens" in view(r, 2)
 
 

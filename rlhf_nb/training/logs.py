@@ -21,7 +21,7 @@ PROGRESS = {  # metric of the log -> what a table and a line of progress call it
     "objective/raw_scores": "score",
     "objective/kl": "KL (nats)",
     "tokens/response_length": "length (tokens)",
-    "policy/clipfrac_avg": "clipped",
+    "policy/clipfrac_avg": "clip fraction",
 }
 Log = list[dict[str, float]]  # a row for each step, with what was logged at it, NaN included
 

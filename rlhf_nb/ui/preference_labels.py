@@ -263,7 +263,7 @@ class PersonJudge:
         self.verdicts: dict[tuple[str, ...], float] = {}
         for row in self.rows:
             prompt, one, two = map(turns_text, (row["prompt"], *row["answers"]))
-            verdict = verdict_sentence(row | dict(left=0))  # of the answers as they were shown
+            verdict = {"1": 0.0, "2": 1.0, "0": 0.5}[row["choice"]]
             self.verdicts |= {(prompt, one, two): verdict, (prompt, two, one): 1 - verdict}
 
     def usage(self) -> str:
@@ -290,12 +290,13 @@ def _continue(rows: Rows, order: Sequence[Showing], pairs: Rows, name: str) -> N
         made = f"{len(rows)} choices and there are {len(order)} to make"
         raise ValueError(f"{name} has {made}: {fix}.")
     for i, (row, showing) in enumerate(zip(rows, order)):
-        pair = pairs[showing.pair]
-        wanted = asdict(showing) | dict(prompt=pair["prompt"], answers=_in_order(pair, showing))
-        if any(row.get(key) != x for key, x in wanted.items()):
-            other = "would be shown here, or its sides the other way round, or with other texts"
-            why = f"is of pair {row['pair']}, and pair {showing.pair} {other}"
-            raise ValueError(f"choice {i + 1} in {name} {why}: {fix}.")
+        pair, choice = pairs[showing.pair], f"choice {i + 1} in {name}"
+        if any(row[key] != x for key, x in asdict(showing).items()):
+            other = f"pair {showing.pair} would be shown here, or its sides the other way round"
+            raise ValueError(f"{choice} is of pair {row['pair']}, and {other}: {fix}.")
+        if [row.get("prompt"), row["answers"]] != [pair["prompt"], _in_order(pair, showing)]:
+            why = f"was made between other texts than row {showing.pair} has"
+            raise ValueError(f"{choice} {why}: {fix}.")
 
 
 class Labelling:

@@ -26,10 +26,11 @@ from rlhf_nb.ui.run_files import ppo_lines
 from rlhf_nb.ui.suspects import Suspect
 from rlhf_nb.ui.verdict import (
     best_and_worst,
-    blind_sentence,
     completions_of_run,
     examples_section,
     headline,
+    listed,
+    near_chance,
     posts_section,
     stretch,
 )
@@ -128,8 +129,10 @@ def looks_of(
     if {"gold_sft", "gold_ppo"} <= set(frame.columns) and (pair := best_and_worst(frame))[1:]:
         gain = signed_number(float((frame["gold_ppo"] - frame["gold_sft"])[pair[1]]))
         looks["#best"] = f"The worst answer: {gain} gold points against SFT's"
-    if blind := blind_sentence(results.get("reward") or {}):
-        looks["#reward"] = f"T{blind.partition(', t')[2].partition(': right')[0].partition(';')[0]}"
+    measured = results.get("reward") or {}
+    if blind := near_chance(measured.get("probe_by_slot") or {}, measured.get("probe_pairs") or {}):
+        facts = listed([f"“{slot}”" for slot in blind])
+        looks["#reward"] = f"The reward model cannot be told from guessing on {facts}"
     return dict([*looks.items(), ("#rollouts", "The rollouts, token by token")][:3])
 
 

@@ -37,7 +37,7 @@ def updates_markup(bar: str, logs: Sequence[Mapping[str, Any]], most: int = 12) 
         names = [*PROGRESS, *(name for name in map(str, steps) if name.endswith("_score"))]
         places = np.linspace(0, len(steps) - 1, min(most, len(steps))).round().astype(int)
         shown = steps.iloc[places].filter(names).rename(columns=PROGRESS)
-        how: dict[str, Any] = dict(formatters=dict(clipped=percent), float_format=number_text)
+        how: dict[str, Any] = dict(formatters={"clip fraction": percent}, float_format=number_text)
         table = shown.to_html(index=False, na_rep="–", **how)
         more = f"{len(shown)} of {len(steps)} logs. " * (len(steps) > most)
     lines = [element("p", element("b", "▲ Alarm. "), escape(str(alarm))) for alarm in alarms[:1]]

@@ -193,13 +193,11 @@ def listed(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
-def near_chance(
-    shares: Mapping[str, float],  # right answers on the probe, a share for each slot
-    pairs: Mapping[str, int],  # how many pairs each is of
-) -> list[str]:
-    "Slots whose 95 % interval contains one half."
+def near_chance(shares: Mapping[str, float], pairs: Mapping[str, int]) -> list[str]:
+    """Slots whose 95 % interval contains one half: of the shares that were right on the probe, each
+    of so many pairs. None where the numbers of pairs are not known."""
     interval = lambda share, n: win_rate_interval(share * n, 0, (1 - share) * n)
-    between = {slot: interval(share, pairs[slot]) for slot, share in shares.items()}
+    between = {slot: interval(x, pairs[slot]) for slot, x in shares.items() if slot in pairs}
     return [slot for slot, (low, high) in between.items() if low <= 0.5 <= high]
 
 
@@ -328,6 +326,8 @@ def typical_card(frame: pd.DataFrame | None) -> str:
     if frame is None or not {"gold_sft", "gold_ppo"} <= set(frame.columns):
         return missing_note("No completions of both models yet.")
     gain = (frame["gold_ppo"] - frame["gold_sft"]).dropna().sort_values(kind="stable")
+    if not len(gain):
+        return missing_note("No post has answers of both models.")
     at = gain.index[len(gain) // 2]
     title = f"A typical post: {signed_number(float(gain[at]))} gold points, the median gain"
     row = {str(name): value for name, value in frame.loc[at].items()}

@@ -354,9 +354,9 @@ class RunBrowser:
         r = self.run.rollout(suspect.update)
         if r.kl is None or not r.tokens:
             return suspect
-        row = r.kl[suspect.episode].float()
-        most = int(row.argmax())
-        token = visible(episode_tokens(r, suspect.episode)[most]).strip()
+        tokens = episode_tokens(r, suspect.episode)
+        row = r.kl[suspect.episode, : len(tokens)].float()  # what pads it is 0, and may be most
+        token = visible(tokens[most := int(row.argmax())]).strip()
         return replace(
             suspect, sentence=f"{suspect.sentence}, most on “{token}” ({row[most]:+.2f})"
         )
