@@ -218,8 +218,8 @@ def episodes_markup(run: Run, signal: str, count: int) -> str:
     rows = range(min(count, len(r)))
     values = getattr(r, signal, None)
     most = 0.0 if values is None else of.paler(values[r.mask.bool()].float())
-    scale = f"{of.SIGNAL_NAMES.get(signal, signal)}: orange above zero, blue and underlined below; full colour "
-    scale += f"at {most:.2f}, 99 % of this update is paler."
+    scale = f"{of.SIGNAL_NAMES.get(signal, signal)}: orange above zero, blue and underlined below; "
+    scale += f"full colour at {most:.2f}, 99 % of this update is paler."
     head = element("h3", "The last update's first episodes") + element("p", scale, class_="quiet")
     return head * bool(rows) + "".join(run_episode_markup(r, i, signal, most) for i in rows)
 
