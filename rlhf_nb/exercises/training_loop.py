@@ -204,7 +204,7 @@ class UpdateExercise(Exercise):
         if verdict or verdict.text in self.mistakes:
             return verdict
         got = [self.result(answer, case) for case in cases]
-        if all(isinstance(x, tuple) and not x[0] and x[3] is None for x in got):
+        if all(isinstance(x, tuple) and not x[2] and x[3] is None for x in got):
             todo = f"{self.name} returns None: write its body, then run this cell again."
             return Verdict(False, todo)
         for messages, program in combine_mistakes():
