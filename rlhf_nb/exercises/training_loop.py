@@ -206,7 +206,7 @@ class UpdateExercise(Exercise):
         got = [self.result(answer, case) for case in cases]
         if all(isinstance(x, tuple) and not x[2] and x[3] is None for x in got):
             todo = f"{self.name} returns None: write its body, then run this cell again."
-            return Verdict(False, todo)
+            return Verdict(False, todo, begun=False)
         for messages, program in combine_mistakes():
             if all(same(self.result(program, c), x) for c, x in zip(cases, got)):
                 text = " ".join(f"({i}) {x}" for i, x in enumerate(messages, 1))
