@@ -204,7 +204,6 @@ def _chosen_updates(files: Sequence[int], updates: int | Sequence[int], odd: set
 
 
 def nearest(updates: Iterable[int], update: int) -> int:
-    "The update nearest to another one."
     return min(updates, key=lambda other: abs(other - update))
 
 
