@@ -476,7 +476,6 @@ class LiveDashboard(RunCallback):
                 trainer.remove_callback(kind)
 
     def _begin(self) -> None:
-        "Show it where there is someone to look."
         shell = self._shell() if self.ranks == 1 else None
         self.drawn = self.seconds = 0.0
         if shell is not None and not self._running_beside():

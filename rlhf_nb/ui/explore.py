@@ -180,11 +180,8 @@ def control(
     raise ValueError(f"{name} is {spec!r}: give {wanted}, or a truth value.")
 
 
-def markup(
-    view: str | Figure,
-    alt: str = "",  # what the figure shows, in a sentence
-) -> str:
-    "Markup of a view; a figure becomes an inline image, and is closed."
+def markup(view: str | Figure, alt: str = "") -> str:
+    "Markup of a view; a figure becomes an inline image that `alt` describes, and is closed."
     if view is None:
         raise ValueError("the function that draws returned nothing: return markup or a figure.")
     if not isinstance(view, Figure):

@@ -211,11 +211,9 @@ def read_table(path: Path, notes: list[str] | None = None) -> list[Row]:
                 raise ValueError(f"not one of {', '.join(SUFFIXES)}")
         return table_of(rows, "its rows")
     except (ValueError, OSError, TypeError, RuntimeError, ParserWarning) as error:
-        why, kinds = " ".join(str(error).split())[:300], ", ".join(SUFFIXES)
-        fix = (
-            f"give a table of episodes that ends in {kinds}, a folder of them, or the output_dir of"
-        )
-        fix += " a run with save_rollouts=True"
+        why = " ".join(str(error).split())[:300]
+        fix = f"give a table of episodes that ends in {', '.join(SUFFIXES)}, a folder of them, or "
+        fix += "the output_dir of a run with save_rollouts=True"
         raise ValueError(f"{path} cannot be read ({why}): {fix}.") from None
 
 
@@ -320,7 +318,6 @@ def episodes_of(
 
 
 def _note(notes: list[str], name: str, bad: Sequence[int], why: str) -> None:
-    "A note on the episodes without something."
     if bad:
         rows = ", ".join(map(str, bad[:5])) + " and others" * (len(bad) > 5)
         notes.append(f"{name}: not shown in episode{'s' * (len(bad) > 1)} {rows}: {why}.")
@@ -499,7 +496,6 @@ class ForeignRun(Updates):
         self.counted = self.rollout(min(self.files)).info["unit"]
 
     def _take(self, rows: Sequence[Row], update: int, source: str, notes: list[str]) -> None:
-        "Add one table."
         for i, one in enumerate(episodes_of(rows, self.columns, source, notes)):
             step = as_number(given := one.get("step", update))
             if not step.is_integer():

@@ -11,9 +11,9 @@ from rlhf_nb.ui.html import asset, element
 
 # Light colours are attributes of the elements, so that they survive where style sheets are
 # stripped. static/loop.css replaces them in a dark theme.
-CARD, EDGE, PAPER, LINE = "#f6f8fa", "#d0d7de", "#ffffff", "#7d8793"
+EDGE, PAPER, LINE, PLUS, MINUS = "#d0d7de", "#ffffff", "#7d8793", "#c2570c", "#1f5fa8"
 INK, MUTED, ACCENT = "#1f2328", "#57606a", "#1f5fa8"
-TRAINED, FROZEN, PLUS, MINUS = "#dbe9f7", "#e9ecef", "#c2570c", "#1f5fa8"
+FILLS = {"box": PAPER, "box trained": "#dbe9f7", "box frozen": "#e9ecef", "card": "#f6f8fa"}
 WIDTH = 800
 Edge = tuple[str, float]
 
@@ -88,10 +88,10 @@ def words(
 
 
 def rectangle(
-    x: float, y: float, w: float, h: float, kind: str, fill: str = PAPER, edge: Edge = (LINE, 1)
+    x: float, y: float, w: float, h: float, kind: str, edge: Edge = (LINE, 1), fill: str = ""
 ) -> str:
-    "A rounded rectangle, and the colour and the width of its edge."
-    look = dict(fill=fill, stroke=edge[0], stroke_width=edge[1])
+    "A rounded rectangle, and the colour and the width of its edge. Its fill is that of its kind."
+    look = dict(fill=fill or FILLS[kind], stroke=edge[0], stroke_width=edge[1])
     return element("rect", class_=kind, x=x, y=y, width=w, height=h, rx=7, **look)
 
 
@@ -110,7 +110,7 @@ def arrow(points: Sequence[tuple[float, float]], dashed: bool = False) -> str:
 
 def picture_card(height: float, label: str, *parts: str) -> Picture:
     "The whole picture, on a card of its own colour so that it reads on white and on black."
-    card = rectangle(1, 1, WIDTH - 2, height - 2, "card", CARD, (EDGE, 1))
+    card = rectangle(1, 1, WIDTH - 2, height - 2, "card", (EDGE, 1))
     frame = dict(width=WIDTH, height=height, style=asset("loop.css"), label=escape(label))
     return Picture(asset("picture.svg").format(**frame, parts=card + "".join(parts)).rstrip())
 
@@ -121,7 +121,7 @@ def step_box(step: Step, x: float, y: float, w: float, h: float, marked: bool = 
     fill, edge, color = (ACCENT, (INK, 2.5), PAPER) if marked else (PAPER, (LINE, 1), "")
     middle, baseline = (x + w / 2 + 7, y + h / 2 + 5) if small else (x + w / 2, y + 25)
     parts = [
-        rectangle(x, y, w, h, "box", fill, edge),
+        rectangle(x, y, w, h, "box", edge, fill),
         words(x + 8, y + h / 2 + 4 if small else y + 17, step.number, "page", 11, "start", color),
         words(middle, baseline, step.title, "title", 14 if small else 16, color=color),
     ]
@@ -133,7 +133,7 @@ def step_box(step: Step, x: float, y: float, w: float, h: float, marked: bool = 
 
 def loop_frame(x: float, y: float, w: float, h: float, marked: bool = False) -> str:
     "The frame around the steps that are repeated."
-    frame = rectangle(x, y, w, h, "frame", "none", (ACCENT, 3) if marked else (LINE, 1.2))
+    frame = rectangle(x, y, w, h, "frame", (ACCENT, 3) if marked else (LINE, 1.2), "none")
     return element("g", frame, class_="around" + " marked" * marked)
 
 
@@ -165,10 +165,10 @@ def strip(marked: Step) -> Picture:
 # ---- The large picture ----
 
 MODELS = (
-    ("policy π", "the SFT model,", "then trained", TRAINED),
-    ("reference π_{ref}", "the SFT model,", "frozen", FROZEN),
-    ("reward model", "from comparisons,", "frozen", FROZEN),
-    ("value model V", "reward model or π,", "then trained", TRAINED),
+    ("policy π", "the SFT model,", "then trained", "box trained"),
+    ("reference π_{ref}", "the SFT model,", "frozen", "box frozen"),
+    ("reward model", "from comparisons,", "frozen", "box frozen"),
+    ("value model V", "reward model or π,", "then trained", "box trained"),
 )
 RESPONSE = dict(she=-4, sold=-2, the=-7, car=-3, eos=26)  # token -> height of its reward's bar
 
@@ -182,14 +182,12 @@ def heading(x: float, y: float, step: Step) -> str:
 def model_boxes(x: float, y: float) -> str:
     "What each of the four models starts from; tints tell the trained ones from the frozen ones."
     parts = []
-    for i, (title, start, then, fill) in enumerate(MODELS):
+    for i, (title, start, then, kind) in enumerate(MODELS):
         left = x + 147 * i
-        kind = "trained" if fill == TRAINED else "frozen"
-        box = rectangle(left, y, 137, 62, f"box {kind}", fill)
+        box = rectangle(left, y, 137, 62, kind) + words(left + 68, y + 20, title, "title", 13)
         lines = words(left + 68, y + 39, start, "line", 12)
         lines += words(left + 68, y + 54, then, "line", 12)
-        name = words(left + 68, y + 20, title, "title", 13)
-        parts.append(element("g", box, name, lines, class_="model"))
+        parts.append(element("g", box, lines, class_="model"))
     return "".join(parts)
 
 
@@ -197,8 +195,8 @@ def response_tokens(x: float, y: float) -> str:
     "One response: its tokens, its padding, and a bar for the reward of each token."
     parts = []
     for i, token in enumerate([*RESPONSE, "pad", "pad"]):
-        left, fill = x + 48 * i, FROZEN if token == "pad" else PAPER
-        box = rectangle(left, y, 44, 22, "box frozen" if token == "pad" else "box", fill)
+        left = x + 48 * i
+        box = rectangle(left, y, 44, 22, "box frozen" if token == "pad" else "box")
         parts.append(element("g", box, words(left + 22, y + 15, token, "line", 12), class_="token"))
     zero = y + 54
     for i, height in enumerate(RESPONSE.values()):
@@ -270,8 +268,8 @@ def parts_picture(
         for i, row in enumerate(rows):
             at, n = y + (high + 3) * i, lengths[row]
             bars.append(words(x - 8, at + 13, str(row), "number", 12, "end"))
-            bars.append(rectangle(x, at, unit * width, high, "box frozen", FROZEN))
-            bars.append(rectangle(x, at, unit * n, high, "box trained", TRAINED))
+            bars.append(rectangle(x, at, unit * width, high, "box frozen"))
+            bars.append(rectangle(x, at, unit * n, high, "box trained"))
             bars.append(words(x + unit * n / 2, at + 13, str(n), "number", 12, color=INK))
         return "".join(bars)
 

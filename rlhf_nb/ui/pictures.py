@@ -14,26 +14,14 @@ from torch import Tensor
 
 from rlhf_nb.kl import KL_ESTIMATORS, estimate_kl, full_kl
 from rlhf_nb.ui.html import asset, element
-from rlhf_nb.ui.loop import (
-    FROZEN,
-    INK,
-    LINE,
-    MUTED,
-    PAPER,
-    TRAINED,
-    WIDTH,
-    Picture,
-    arrow,
-    picture_card,
-    rectangle,
-    words,
-)
+from rlhf_nb.ui.loop import INK, LINE, MUTED, WIDTH, Picture, arrow, picture_card, rectangle, words
 from rlhf_nb.ui.viz import signed_number, visible_token
 
 # ---- Tokens in their columns ----
 
 
 PAD, HIGH, GAP = "", 28.0, 18.0  # padding; height of a box; between prompt and response
+TRAINED = "box trained"  # of what is computed
 
 
 class Columns:
@@ -49,12 +37,11 @@ class Columns:
     def middle(self, column: int) -> float:
         return self.start(column) + self.width / 2 - 2
 
-    def box(self, column: int, y: float, text: str, fill: str = PAPER) -> str:
+    def box(self, column: int, y: float, text: str, kind: str = "box") -> str:
         "A box with a token in it; padding is grey, with a dot."
-        kind = {PAPER: "box", TRAINED: "box trained"}.get(fill, "box frozen")
         if text == PAD:
-            text, kind, fill = "·", "box frozen", FROZEN
-        box = rectangle(self.start(column), y, self.width - 4, HIGH, kind, fill)
+            text, kind = "·", "box frozen"
+        box = rectangle(self.start(column), y, self.width - 4, HIGH, kind)
         return box + words(self.middle(column), y + 19, text, "token", 14, color=INK)
 
     def headings(self, y: float, prompt: str, response: str) -> str:
@@ -243,7 +230,7 @@ def kl_picture(
 # ---- How credit travels ----
 
 
-UP, DOWN = "#b35000", "#1f5fa8"  # above and below zero, as everywhere: orange and blue
+SIDES = dict(up="#b35000", down="#1f5fa8")  # of zero, as everywhere: orange and blue
 BARS, ARCS, LABEL = 90.0, 84.0, 17.0  # heights of a row of bars, of the arcs, of a line of text
 FAINT = 0.02  # an arc with less than this share is not drawn
 
@@ -264,7 +251,7 @@ def signed_bar(x: float, y: float, w: float, value: float, scale: float, alpha: 
     h = abs(value) * scale
     place = dict(x=x - w / 2, y=y - h * (value > 0), width=w, height=h)
     look = {name: f"{number:.1f}" for name, number in place.items()}
-    look |= dict(fill=UP if value > 0 else DOWN, opacity=f"{alpha:.2f}")
+    look |= dict(fill=SIDES[side(value)], opacity=f"{alpha:.2f}")
     return element("rect", class_=side(value), **look)
 
 
@@ -275,9 +262,9 @@ def rule(kind: str, x0: float, x1: float, y: float, color: str, thick: float) ->
 
 def arc(start: float, end: float, y: float, value: float, share: float, largest: float) -> str:
     "From a surprise to a token, as wide as the surprise is large, as faint as its share is small."
-    color, low, high = (UP if value > 0 else DOWN), y + ARCS, y + ARCS / 2
+    low, high = y + ARCS, y + ARCS / 2
     d = f"M{start:.1f} {y:.1f}C{start:.1f} {high:.1f} {end:.1f} {high:.1f} {end:.1f} {low:.1f}"
-    stroke = dict(fill="none", stroke=color, stroke_linecap="round")
+    stroke = dict(fill="none", stroke=SIDES[side(value)], stroke_linecap="round")
     look = dict(stroke_width=f"{1.5 + 6 * abs(value) / largest:.1f}", opacity=f"{share:.3f}")
     return element("path", class_=f"from-{side(value)}", **stroke, d=d, **look)
 
@@ -355,9 +342,8 @@ def gae_picture(
     sums = lambda x: " ".join(signed_number(sum(row)) for row in shares(deltas, gamma * x))
     told = "; ".join(f"lambda {x:g}: {sums(x)}" for x in lams)
     label = f"Surprises of {', '.join(tokens)}: {' '.join(map(signed_number, deltas))}. Arcs pass "
-    label += (
-        f"each on to the tokens before it, fading by (gamma lambda) a step. Advantages, {told}."
-    )
+    label += "each on to the tokens before it, fading by (gamma lambda) a step. "
+    label += f"Advantages, {told}."
     return picture_card(bottom + 13, label, element("style", asset("gae.css")), *panels)
 
 
@@ -403,12 +389,11 @@ def half(
         start, end = x(low), x(min(high, up_to))
         place = dict(x=f"{start:.1f}", y=TOP, width=f"{end - start:.1f}", height=HEIGHT)
         parts.append(element("rect", class_="flat", **place, fill=FLAT))
-        label_y = TOP + (HEIGHT - 10 if advantage > 0 else 18)
         edge = high if low == 0 else low
-        parts.append(words(x(edge), TOP - 3, f"{edge:g}", "number", 11, color=MUTED))
-        if end - start < 80:  # too narrow for its label
-            continue
-        parts.append(words((start + end) / 2, label_y, "no gradient", "number", 12, color=MUTED))
+        parts.append(words(x(edge), TOP - 3, f"{edge:g}", "number", 11))
+        if end - start >= 80:  # there is room for a label
+            label_y = TOP + (HEIGHT - 10 if advantage > 0 else 18)
+            parts.append(words((start + end) / 2, label_y, "no gradient", "number", 12))
     ratios = [up_to * i / 200 for i in range(201)]
     parts += [
         path("axis", [(x(0), TOP), (x(0), TOP + HEIGHT), (x(up_to), TOP + HEIGHT)], LINE, 1, ""),
@@ -477,9 +462,8 @@ def push_map(
     figure, axis = plt.subplots(figsize=(6, 3.4))
     place: dict[str, Any] = dict(origin="lower", aspect="auto", extent=(0, 2, -3, 3))
     shown = axis.imshow(push.numpy(), cmap=colours, vmin=-4, vmax=4, **place)
-    flat = (push == 0).float().numpy()
-    points = map(Tensor.numpy, map_grid())
-    axis.contourf(*points, flat, levels=[0.5, 2], colors="none", hatches=["///"])
+    points = (*map_grid(), (push == 0).float())
+    axis.contourf(*map(Tensor.numpy, points), levels=[0.5, 2], colors="none", hatches=["///"])
     for where, mark, label in ((moves, "o", "moves"), (~moves, "x", "no gradient")):
         at = ratio[where].clamp(max=2).numpy(), advantages[where].numpy()
         axis.scatter(*at, s=22, marker=mark, color="#222222", label=label, clip_on=False)

@@ -60,22 +60,17 @@ def line_of(log: Log, metric: str, x: str) -> pd.Series:
     return line.sort_index().where(np.isfinite)
 
 
-def thin_line(
-    line: pd.Series,
-    places: Sequence[float],  # sorted
-    at_once: bool = False,  # whether a value is that of its last update, and no mean
-) -> pd.Series:
-    """A line at some of its points. A value is the mean since the point before, so several are one
-    by their mean, weighted by their episodes. What comes after the last point is left out."""
+def thin_line(line: pd.Series, places: Sequence[float], at_once: bool) -> pd.Series:
+    """A line at some of its points, in order. A value is the mean since the point before (unless
+    it is of one update, `at_once`), so several are one by their mean, weighted by their episodes.
+    What comes after the last point is left out."""
     places = [x for x in places if x in line.index]
     if at_once or len(places) == len(line):
         return line.loc[places]
-    line, width = line[line.index <= places[-1]], np.diff(line.index, prepend=0.0)
+    line = line[line.index <= places[-1]]
+    width = np.diff(line.index, prepend=0.0).clip(1e-9)  # an update 0 weighs nothing beside others
     row = np.searchsorted(places, line.index)
-    width = np.maximum(width[: len(line)], 1e-9)  # an update 0 weighs nothing beside others
-    starts = np.flatnonzero(np.diff(row, prepend=-1))
-    sums = np.add.reduceat(line.to_numpy() * width, starts)
-    return pd.Series(sums / np.add.reduceat(width, starts), index=places)
+    return pd.Series(np.bincount(row, line * width) / np.bincount(row, width), index=places)
 
 
 def over_runs(logs: Sequence[Log], metric: str, x: str) -> pd.DataFrame:

@@ -14,7 +14,6 @@ from rlhf_nb.ui.viz import curves
 
 
 def _note(axis: Axes, text: str, at: tuple, shift: tuple[int, int], side: str = "left") -> None:
-    "A small text beside a point, so many points away from it."
     axis.annotate(text, at, xytext=shift, textcoords="offset points", ha=side, fontsize=8)
 
 
@@ -34,7 +33,6 @@ def calibration_plot(table: pd.DataFrame) -> Figure:
 
 
 def _name_tops(figure: Figure, columns: Sequence[str], points: pd.DataFrame, x: str) -> None:
-    "Label the highest point of each line with its n or update."
     for axis, column in zip(figure.axes, columns):
         axis.margins(y=0.12)
         for _, line in points.dropna(subset=[x, column]).groupby("run", sort=False):

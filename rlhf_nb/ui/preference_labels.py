@@ -57,6 +57,9 @@ class Showing:
     left: int  # which of its answers, 0 or 1, is shown as answer 1
     again: bool  # the second time, the other way round
 
+    def answers(self, pair: Mapping[str, Any]) -> list[Turns]:
+        return pair["answers"][:: -1 if self.left else 1]
+
 
 _PAIRS_APART = 3  # pairs at least between two showings of one
 
@@ -141,10 +144,8 @@ class LabelFile:
         "One more line, in place of a torn one. ValueError where somebody else has written since."
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.stamp() != self.seen:
-            fix = (
-                "it is open elsewhere. This was not saved; close the other one, run this cell again"
-            )
-            raise ValueError(f"{self.path.name} was since written by somebody else: {fix}.")
+            why = "was since written by somebody else: it is open elsewhere. This was not saved"
+            raise ValueError(f"{self.path.name} {why}; close the other one, run this cell again.")
         try:
             with open(self.path, "ab") as file:
                 file.truncate(self.size)
@@ -278,11 +279,6 @@ class PersonJudge:
         return [judged(prompt, *pair) for prompt, pair in zip(prompts, pairs, strict=True)]
 
 
-def _in_order(pair: Mapping[str, Any], showing: Showing) -> list[Turns]:
-    "The two answers of a pair as they are shown: answer 1 first."
-    return pair["answers"][:: -1 if showing.left else 1]
-
-
 def _continue(rows: Rows, order: Sequence[Showing], pairs: Rows, name: str) -> None:
     "Raises ValueError where the file was labelled on other pairs, or in another order."
     fix = "give the data, seed and repeat_every that it was begun with, or a path that is new"
@@ -294,7 +290,7 @@ def _continue(rows: Rows, order: Sequence[Showing], pairs: Rows, name: str) -> N
         if any(row[key] != x for key, x in asdict(showing).items()):
             other = f"pair {showing.pair} would be shown here, or its sides the other way round"
             raise ValueError(f"{choice} is of pair {row['pair']}, and {other}: {fix}.")
-        if [row.get("prompt"), row["answers"]] != [pair["prompt"], _in_order(pair, showing)]:
+        if [row.get("prompt"), row["answers"]] != [pair["prompt"], showing.answers(pair)]:
             why = f"was made between other texts than row {showing.pair} has"
             raise ValueError(f"{choice} {why}: {fix}.")
 
@@ -331,7 +327,7 @@ class Labelling:
         if self.showing is None:
             raise ValueError(f"all {len(self.order)} choices are made: no pair is shown.")
         pair = self.pairs[self.showing.pair]
-        return pair["prompt"], _in_order(pair, self.showing)
+        return pair["prompt"], self.showing.answers(pair)
 
     def choose(self, key: str) -> None:
         "1: answer 1 is better. 2: answer 2. 0: a tie. It is on the disk then. Or ValueError."

@@ -127,10 +127,9 @@ class PreferenceDesk:
     def field(self) -> widgets.Text:
         "The field that hears keys."
         tip = "1: answer 1 is better. 2: answer 2. 0: a tie. u or Backspace: take back."
-        about = dict(
-            description="key", placeholder="1 2 0 u", tooltip=tip, layout=dict(width="10em")
-        )
-        field = widgets.Text(self.last_key(), style=dict(description_width="2.5em"), **about)
+        about = dict(description="key", placeholder="1 2 0 u", tooltip=tip)
+        look = dict(layout=dict(width="10em"), style=dict(description_width="2.5em"))
+        field = widgets.Text(self.last_key(), **about, **look)
         field.observe(self.take_key, names="value")
         return field
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping
 from functools import cache, lru_cache
+from itertools import groupby
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,10 @@ def ppo_lines(metrics: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 def ranges_of(numbers: Iterable[int], most: int = 8) -> str:
     "`0 to 3, 7, 9 to 12`; of many runs the first and the last."
-    runs: list[list[int]] = []
-    for x in sorted(numbers):
-        if runs and x == runs[-1][1] + 1:
-            runs[-1][1] = x
-        else:
-            runs.append([x, x])
-    words = [f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}" for a, b in runs]
+    # In a run, a number and its place are equally far apart.
+    groups = groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
+    runs = [[x for _, x in pairs] for _, pairs in groups]
+    words = [f"{x[0]} to {x[-1]}" if len(x) > 2 else ", ".join(map(str, x)) for x in runs]
     return ", ".join(words if len(words) <= most else [*words[: most - 1], "…", words[-1]])
 
 
@@ -129,11 +127,9 @@ class Updates:
         raise NotImplementedError
 
     def _count(self, update: int) -> pd.DataFrame:
-        "The numbers of each episode, without its texts."
         return episode_numbers(vars(self.rollout(update)))
 
     def _texts(self, update: int) -> list[str]:
-        "The prompt of each episode."
         return self.rollout(update).prompts
 
     def rollout(self, update: int) -> Rollout:
@@ -199,7 +195,6 @@ class RunFolder(Updates):
         return texts
 
     def completions(self) -> dict[str, list[dict[str, str]]]:
-        "What the tables of completions hold, by prompt: which table, answer, score."
         tables = [*self.path.glob("completions/*.csv"), *self.path.glob("ppo/completions/*.csv")]
         rows: dict[str, list[dict[str, str]]] = {}
         for table in sorted(tables):

@@ -11,18 +11,9 @@ from typing import Any
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.metrics import LOG_NAMES, in_order, metric_of
 from rlhf_nb.ui import episodes as of
+from rlhf_nb.ui import html
 from rlhf_nb.ui.chart import Points, curve_picture, curve_svg, thin, value_text
-from rlhf_nb.ui.html import (
-    add_blanks,
-    data_table,
-    duration,
-    element,
-    folded,
-    safe_text,
-    sheet,
-    themed_markup,
-    tinted_text,
-)
+from rlhf_nb.ui.html import element, safe_text
 from rlhf_nb.ui.viz import Html, signed_number, visible, visible_token
 
 # ---- The record ----
@@ -40,7 +31,7 @@ class Change:
     def __str__(self) -> str:
         if self.what == "kl_coef":
             return f"kl_coef {self.before:.4g} → {self.after:.4g}"
-        return "stopped" if self.after is None else f"paused for {duration(self.after)}"
+        return "stopped" if self.after is None else f"paused for {html.duration(self.after)}"
 
 
 STATES = {  # and the sentence for each
@@ -177,7 +168,7 @@ def progress_line(run: Run) -> str:
     facts = [f"{run.update * rows:,} of {run.total * rows:,} {unit}"]
     if run.rate and run.going:
         facts.append(f"{run.rate * rows:.3g} {unit} per second")
-        facts.append(f"{duration((run.total - run.update) / run.rate)} left")
+        facts.append(f"{html.duration((run.total - run.update) / run.rate)} left")
     bar = element("progress", max=run.total, value=run.update, aria_label=f"{run.name}s done")
     return element("p", bar, " ", " · ".join(facts))
 
@@ -201,11 +192,12 @@ def run_episode_markup(r: Rollout, i: int, signal: str, most: float) -> str:
     parts.append(element("p", safe_text(prompt), class_="quiet"))
     row = of.episode_signals(r, i).get(signal)
     values = [0.0] * len(tokens) if row is None else row.tolist()
-    words = of.bracketed(r, i, add_blanks(tokens, r.responses[i]) if r.responses else tokens)
-    parts.append(element("p", tinted_text(words, values, most, signal), class_="answer"))
+    words = of.bracketed(r, i, html.add_blanks(tokens, r.responses[i]) if r.responses else tokens)
+    parts.append(element("p", html.tinted_text(words, values, most, signal), class_="answer"))
     if row is not None:
         cells = [(visible_token(token), signed_number(x)) for token, x in zip(tokens, values)]
-        parts.append(folded(f"{signal} as numbers", data_table("", ["Token", signal], cells)))
+        numbers = html.data_table("", ["Token", signal], cells)
+        parts.append(html.folded(f"{signal} as numbers", numbers))
     return element("div", *parts, class_="episode")
 
 
@@ -231,7 +223,7 @@ def body_markup(run: Run, names: Names, signal: str, episodes: int) -> str:
         rows = [(f"{one.update:,}", str(one)) for one in run.changes]
         moved = any(one.what == "kl_coef" for one in run.changes)
         parts.append(element("h3", "Changed by hand" + "; dashed in the curves" * moved))
-        parts.append(data_table("", [f"After {run.name}", "What"], rows))
+        parts.append(html.data_table("", [f"After {run.name}", "What"], rows))
     return "".join([*parts, episodes_markup(run, signal, episodes)])
 
 
@@ -243,4 +235,4 @@ def render_run(
 ) -> Html:
     "A run as it is now, readable without a kernel."
     body = body_markup(run, names, signal, episodes)
-    return themed_markup(sheet(head_line(run), body), sheets=SHEETS)
+    return html.themed_markup(html.sheet(head_line(run), body), sheets=SHEETS)

@@ -74,11 +74,11 @@ def two_views(numbers: pd.DataFrame) -> list[Suspect]:
     return [Suspect(update, episode, f"Alarm. Update {update}, episode {episode}: {gap}")]
 
 
-def _jump(name: str, line: pd.DataFrame, column: str, jump: float) -> list[Suspect]:
-    "The largest step of a metric, where it is `jump` times the usual one."
+def _jump(name: str, line: pd.DataFrame, column: str) -> list[Suspect]:
+    "The largest step of a metric, where it is eight times the usual one."
     values, updates = line[column].tolist(), line["update"].tolist()
     steps = line[column].diff().abs()
-    if len(line) < 5 or not steps.max() > jump * steps.median() > 0:
+    if len(line) < 5 or not steps.max() > 8 * steps.median() > 0:
         return []
     at = steps.tolist().index(steps.max())
     went = f"{name} went from {values[at - 1]:.3g} to {values[at]:.3g} in one update"
@@ -87,7 +87,6 @@ def _jump(name: str, line: pd.DataFrame, column: str, jump: float) -> list[Suspe
 
 def run_suspects(
     log: pd.DataFrame,  # a row an update, with `update` and metrics as the trainer names them
-    jump: float = 8.0,  # times the usual step from one update to the next
     counted: str = "tokens",  # what lengths are counted in
 ) -> list[Suspect]:  # alarms, then jumps
     "Updates at which something ran away or jumped."
@@ -98,15 +97,12 @@ def run_suspects(
     suspects = [Suspect(alarm.update, None, sentence(alarm)) for alarm in alarms]
     below = log[log[kl] < -0.5] if (kl := LOG_NAMES["KL"]) in log else log[:0]
     for row in below.to_dict("records")[-1:]:
-        negative = (
-            f"Alarm. Update {row['update']:.0f}: mean KL is {row[kl]:.3g} nats. If that is not "
-        )
-        negative += (
-            "the noise of few answers, log-probs of sampler, trainer or reference are not of "
-        )
-        suspects.insert(0, Suspect(int(row["update"]), None, f"{negative}the same policy or text"))
+        negative = f"Alarm. Update {row['update']:.0f}: mean KL is {row[kl]:.3g} nats. If that is "
+        negative += "not the noise of few answers, log-probs of sampler, trainer or reference are "
+        negative += "not of the same policy or text"
+        suspects.insert(0, Suspect(int(row["update"]), None, negative))
     for name, column in logged.items():
-        suspects += _jump(name, log.dropna(subset=[column]), column, jump)
+        suspects += _jump(name, log.dropna(subset=[column]), column)
     return suspects
 
 

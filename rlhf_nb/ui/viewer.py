@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from html import escape
@@ -16,36 +16,17 @@ from torch import Tensor
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.metrics import Metric, in_order
 from rlhf_nb.training.saving import rollout_files
+from rlhf_nb.ui import episodes as of
 from rlhf_nb.ui.chart import curve_strip
-from rlhf_nb.ui.episodes import (
-    Shown,
-    bracketed,
-    episode_facts,
-    episode_tokens,
-    notes_of,
-    prompt_lines,
-    shown_of,
-    turns_told,
-    when,
-)
+from rlhf_nb.ui.episodes import Shown, episode_tokens, shown_of
 from rlhf_nb.ui.explore import notebook_bundle
 from rlhf_nb.ui.foreign import ForeignRun, is_foreign
-from rlhf_nb.ui.html import (
-    Html,
-    element,
-    fit_column,
-    folded,
-    number_text,
-    percent,
-    safe_prose,
-    safe_text,
-    visible,
-)
+from rlhf_nb.ui.html import element, fit_column, folded, number_text, percent, safe_prose, safe_text
 from rlhf_nb.ui.reader import Reader, objective_for, packed_update, reader_head, write_reader
 from rlhf_nb.ui.report import demo_report
 from rlhf_nb.ui.run_files import RunFolder, Updates, log_or_means, ranges_of, spread
 from rlhf_nb.ui.suspects import Suspect, run_suspects, suspects_of, two_views
-from rlhf_nb.ui.viz import signal_table, token_strip, token_strips
+from rlhf_nb.ui.viz import Html, signal_table, token_strip, token_strips, visible
 from rlhf_nb.ui.what_if import check_chosen
 from rlhf_nb.update import Objective
 
@@ -59,13 +40,13 @@ def as_written(text: str, tag: str = "p") -> str:
 
 def prompt_fold(rollout: Rollout, episode: int) -> str:
     "The prompt and its columns, fold."
-    return folded("Prompt", *map(as_written, prompt_lines(rollout, episode)), class_="prompt")
+    return folded("Prompt", *map(as_written, of.prompt_lines(rollout, episode)), class_="prompt")
 
 
 def episode_markup(shown: Shown, episode: int, signal: str = "", fold: bool = False) -> str:
     "One episode: a strip of a signal, all signals, folded or not; of a long one the beginning."
-    rollout, every = shown.rollout, episode_tokens(shown.rollout, episode)
-    every = bracketed(rollout, episode, every)
+    rollout = shown.rollout
+    every = of.bracketed(rollout, episode, episode_tokens(rollout, episode))
     signals = {name: x[:MOST_SHOWN] for name, x in shown.signals(episode).items()}
     strip = token_strip(tokens := every[:MOST_SHOWN])
     if signal:
@@ -76,17 +57,16 @@ def episode_markup(shown: Shown, episode: int, signal: str = "", fold: bool = Fa
         element("p", element("strong", escape(x["facts"])))
         + as_written(x["said"])
         + as_written(x["answer"], "blockquote")
-        for x in turns_told(rollout, episode)
+        for x in of.turns_told(rollout, episode)
     )
     table = str(signal_table(tokens, **signals)) if signals else ""
     if table and fold:
         table = folded("All signals", table)
     cut = f" · the first {MOST_SHOWN:,} follow, save_html() shows all" * (len(every) > MOST_SHOWN)
-    facts = element("p", element("strong", escape(episode_facts(rollout, episode) + cut)))
-    prompt = prompt_fold(rollout, episode)
-    notes = "".join(element("li", safe_text(note)) for note in notes_of(rollout))
-    read = folded("How this file was read", element("ul", notes))
-    return "".join([facts, prompt, turns, strip, table, read if notes else ""])
+    facts = element("p", element("strong", escape(of.episode_facts(rollout, episode) + cut)))
+    notes = [element("li", safe_text(note)) for note in of.notes_of(rollout)]
+    read = folded("How this file was read", element("ul", *notes)) if notes else ""
+    return "".join([facts, prompt_fold(rollout, episode), turns, strip, table, read])
 
 
 class RolloutView(Html):
@@ -156,10 +136,9 @@ def view(
     shown = shown_of(rollout, now, entropy)
     signals = shown.names()
     if signal is not None and signal not in signals:
-        raise ValueError(
-            f"there is no signal {signal!r}: this rollout has {signals or 'none yet'}. Later "
-            "phases of the trainer fill the others."
-        )
+        has = f"this rollout has {signals or 'none yet'}"
+        later = "Later phases of the trainer fill the others."
+        raise ValueError(f"there is no signal {signal!r}: {has}. {later}")
     signal = signal or ("ratio - 1" if now is not None else next(iter(signals), ""))
     page = RolloutView(fit_column(episode_markup(shown, episode, signal)))
     page.shown, page.place = shown, dict(row=episode, signal=signal)
@@ -195,7 +174,6 @@ def curves_of(
 def _curve(
     metric: Metric, lines: Sequence[dict[str, Any]], span: tuple[float, float], counted: str
 ) -> dict[str, Any]:
-    "One curve as a reader takes it: its names, the numbers, and the picture."
     about, unit = f"{metric.title}, {metric.unit}", metric.sign
     if unit == "tokens":
         about, unit = about.replace("tokens", counted), counted
@@ -225,8 +203,7 @@ def _chosen_updates(files: Sequence[int], updates: int | Sequence[int], odd: set
     raise ValueError(f"updates is {updates}, and the run keeps {kept}: give some of them.")
 
 
-def nearest(updates: Sequence[int], update: int) -> int:
-    "The update nearest to another one."
+def nearest(updates: Iterable[int], update: int) -> int:
     return min(updates, key=lambda other: abs(other - update))
 
 
@@ -243,37 +220,25 @@ class RunBrowser:
 
     def __init__(self, run: Updates, other: Updates | None, objective: Objective | None):
         self.run, self.other, self.objective = run, other, objective
-        self.names = [x.path.resolve().name for x in (self.run, self.other) if x]
-        newest = max(self.run.files)
-        check_chosen(self.run.rollout(newest), objective)
-        names = shown_of(self.run.rollout(newest)).names()
+        self.runs = [run, other] if other else [run]
+        self.names = [x.path.resolve().name for x in self.runs]
+        newest = max(run.files)
+        check_chosen(run.rollout(newest), objective)
+        names = shown_of(run.rollout(newest)).names()
         self.signal = "advantages" if "advantages" in names else names[0] if names else ""
         self.suspects = suspects_of(self.run, [newest])
 
     # ---- What is shown ----
 
-    def lines(self) -> dict[str, pd.DataFrame]:
-        "What each run logged; where it logged nothing, means over its rollouts."
-        runs = {self.names[0]: self.run}
-        if self.other:
-            same = self.names[1] == self.names[0]
-            runs[f"{self.names[1]} (other)" if same else self.names[1]] = self.other
-        return {name: log_or_means(run) for name, run in runs.items()}
-
-    def updates(
-        self, chosen: Sequence[int] | None = None, others: Sequence[int] | None = None
-    ) -> list[dict[str, Any]]:
-        "Updates as a reader lists them: those of the run, then those of the other one."
-        mine = self.run.files if chosen is None else chosen
+    def updates(self, *chosen: Iterable[int]) -> list[dict[str, Any]]:
+        "Updates of each run as a reader lists them, all or those that are chosen."
+        mine, *theirs = chosen or [run.files for run in self.runs]
+        of_other = dict(run=1, runName=self.names[-1])
         listed: list[dict[str, Any]] = [dict(name=str(u), update=u) for u in mine]
-        if self.other:
-            theirs = self.other.files if others is None else others
-            listed += [dict(name=str(u), update=u, run=1, runName=self.names[1]) for u in theirs]
-        return listed
+        return listed + [dict(name=str(u), update=u, **of_other) for its in theirs for u in its]
 
-    def folder_of(self, one: Mapping[str, Any]) -> Updates:
-        "The run that one of `updates` is of."
-        return self.other if "run" in one and self.other else self.run
+    def rollout_of(self, one: Mapping[str, Any]) -> Rollout:
+        return self.runs[one.get("run", 0)].rollout(one["update"])
 
     def head(self, updates: Sequence[Mapping[str, Any]], odd: Sequence[Suspect]) -> dict[str, Any]:
         "What a reader knows before it opens an update."
@@ -282,13 +247,15 @@ class RunBrowser:
         row = lambda one: one.episode if one.update in mine else None
         jumps = [dict(sentence=x.sentence, update=place(x.update), row=row(x)) for x in odd]
         title = f"Rollouts of {' and '.join(self.names)}"
-        curves = curves_of(self.lines(), self.run.counted)
+        lines: dict[str, pd.DataFrame] = {}
+        for name, run in zip(self.names, self.runs):
+            lines[name + " (other)" * (name in lines)] = log_or_means(run)
+        curves = curves_of(lines, self.run.counted)
         return reader_head(title, updates, self.signal, len(mine) - 1, jumps, curves)
 
     def load(self, one: Mapping[str, Any]) -> bytes:
         "One of `updates`, packed."
-        shown = shown_of(self.folder_of(one).rollout(one["update"]))
-        return packed_update(shown, None, self.objective)
+        return packed_update(shown_of(self.rollout_of(one)), None, self.objective)
 
     def asks(self) -> str:
         "A sentence where a what-if has to ask for the objective of the newest update; else empty."
@@ -299,15 +266,13 @@ class RunBrowser:
     def again(self, index: int, row: int) -> dict[str, Any]:
         "Where else a prompt was answered, as indices into `updates` and rows; and its completions."
         listed = self.updates()
-        one = listed[index]
-        r = self.folder_of(one).rollout(one["update"])
-        if not r.prompts:
+        if not (prompts := self.rollout_of(listed[index]).prompts):
             return dict(found=[], completed=[])
         place = {(x.get("run", 0), x["update"]): i for i, x in enumerate(listed)}
-        runs = enumerate(filter(None, (self.run, self.other)))
-        hits = [(which, *hit) for which, run in runs for hit in run.again(r.prompts[row])]
+        runs = enumerate(self.runs)
+        hits = [(which, *hit) for which, run in runs for hit in run.again(prompts[row])]
         places = [(place[which, update], hit) for which, update, hit in hits]
-        return dict(found=places, completed=self.run.completions().get(r.prompts[row], []))
+        return dict(found=places, completed=self.run.completions().get(prompts[row], []))
 
     @cached_property
     def reader(self) -> Reader:
@@ -321,7 +286,7 @@ class RunBrowser:
         shown = shown_of(self.run.rollout(max(self.run.files)))
         odd = [element("li", safe_text(one.sentence)) for one in self.suspects]
         first = element("p", "Suspects:") + element("ul", *odd) if odd else ""
-        head = element("h3", safe_text(when(shown.rollout)))
+        head = element("h3", safe_text(of.when(shown.rollout)))
         return first + head + episode_markup(shown, 0, self.signal, True)
 
     def _repr_html_(self) -> str:
@@ -339,13 +304,13 @@ class RunBrowser:
     def go(self, suspect: Suspect) -> None:
         "Show a suspect: its update, and of that its episode or the best paid one."
         mine = list(self.run.files)
-        of_update = suspect.episode is None
-        self.reader.place = {
-            **self.reader.place,
-            **dict(find="", only="all", sort="score" if of_update else "episode", down=of_update),
-            **dict(update=mine.index(nearest(mine, suspect.update))),
-            **dict(row=-1 if of_update else suspect.episode),
-        }
+        if (row := suspect.episode) is None:
+            there: dict[str, Any] = dict(row=-1, sort="score", down=True)
+        else:
+            there = dict(row=row, sort="episode", down=False)
+        update = mine.index(nearest(mine, suspect.update))
+        there |= dict(update=update, find="", only="all")
+        self.reader.place = self.reader.place | there  # another object: the page is told
 
     def with_token(self, suspect: Suspect) -> Suspect:
         "An episode's suspect with the token that holds most of its KL."
@@ -357,9 +322,8 @@ class RunBrowser:
         tokens = episode_tokens(r, suspect.episode)
         row = r.kl[suspect.episode, : len(tokens)].float()  # what pads it is 0, and may be most
         token = visible(tokens[most := int(row.argmax())]).strip()
-        return replace(
-            suspect, sentence=f"{suspect.sentence}, most on “{token}” ({row[most]:+.2f})"
-        )
+        where = f"most on “{token}” ({row[most]:+.2f})"
+        return replace(suspect, sentence=f"{suspect.sentence}, {where}")
 
     def search(self) -> None:
         "Read the numbers of every update, and name the oddest episodes of all."
@@ -371,7 +335,7 @@ class RunBrowser:
     def refresh(self) -> None:
         "Take in what the run has written since."
         known = len(self.updates())
-        for run in filter(None, (self.run, self.other)):
+        for run in self.runs:
             run.refresh()
         self.suspects = suspects_of(self.run, [max(self.run.files)])
         self._show(f"New updates: {len(self.updates()) - known}.", list(self.reader.actions))
@@ -404,11 +368,11 @@ class RunBrowser:
             chosen = fewer
         suspects = [self.with_token(one) for one in suspects_of(self.run, chosen)]
         alarms = of_run or two_views(self.run.numbers(chosen))
-        theirs = sorted({nearest(list(self.other.files), u) for u in chosen}) if self.other else []
-        listed = self.updates(chosen, theirs)
+        theirs = [{nearest(run.files, u) for u in chosen} for run in self.runs[1:]]
+        listed = self.updates(chosen, *map(sorted, theirs))
         packed, prompts = [], set()
         for one in listed:
-            shown = shown_of(self.folder_of(one).rollout(one["update"]))
+            shown = shown_of(self.rollout_of(one))
             rows = None
             if episodes is not None:
                 here = [x.episode for x in suspects if x.update == one["update"]]
@@ -418,11 +382,11 @@ class RunBrowser:
             prompts.update(shown.rollout.prompts)
         completed = self.run.completions().items()
         shown_again = {visible(text, lines=True): its for text, its in completed if text in prompts}
-        place = dict(signal=self.signal)
         calm = len(log) >= 6 and not alarms  # an alarm compares two means of three updates
         head = self.head(listed, suspects) | dict(said=said, calm=calm)
         if above := demo_report(self.run.path, suspects):
             head["title"] = visible(f"Run {' and '.join(self.names)}")
+        place = dict(signal=self.signal)
         return write_reader(path, head, packed, place, self.plain(), shown_again, above)
 
 

@@ -83,7 +83,6 @@ def html_table(lines: Sequence[str], caption: str = "") -> str:
 
 
 def _scroll_box(*tables: str) -> Html:
-    "Tables, one above the other, that scroll sideways where they are too wide."
     box = dict(tabindex=0, role="region", aria_label="table")
     return element("div", *tables, style="overflow-x:auto", **box)
 

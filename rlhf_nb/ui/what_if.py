@@ -68,9 +68,8 @@ def why_not(rollout: Rollout, objective: Objective) -> str:
             return f"advantage_estimator is {name}, and only gae is computed again."
     ended = tensor_of(rollout, "stopped") if rollout.turn is None else rollout.ended
     if made.bootstrap_truncated and not ended.all():
-        return (
-            "bootstrap_truncated took a value after each response cut off, which no rollout holds."
-        )
+        after = "after each response cut off, which no rollout holds"
+        return f"bootstrap_truncated took a value {after}."
     if objective.kl_estimator == "full" and made.kl_estimator != "full":
         return "kl_estimator full needs the whole vocabulary: the rollout has sampled tokens alone."
     of_scores = "normalize_scores score_clip non_eos_penalty penalty_reward_value".split()
