@@ -220,6 +220,8 @@ def test_presets_and_reset_move_all_controls_and_draw_once(framed):
         del calls[:]
     explorer.controls["steps"].value = 5
     assert calls == [dict(steps=5, kind="k1", on=True)]
+    (odd := Explorer(lambda x: str(x), x=(0, 9, 1, 2))).set(x=4)
+    assert odd.reset() is None and odd.state() == dict(x=1)  # off its steps
 
 
 # catches: a page that leaves its explorer, or the reader's own state, somewhere else

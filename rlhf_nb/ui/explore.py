@@ -227,6 +227,7 @@ class Explorer:
         self.presets, self.stops, self.moving = presets or {}, stops or {}, False
         self.controls = {name: control(name, spec) for name, spec in specs.items()}
         self.start = self.state()
+        self.first = {name: dial(name, one) for name, one in self.controls.items()}
         alone = [{name: x} for name, its in self.stops.items() for x in its]
         for values in [*self.presets.values(), *alone]:
             self.places(values)
@@ -257,7 +258,7 @@ class Explorer:
         "Where values are among those of their controls. Raises ValueError on others."
         if unknown := ", ".join(values.keys() - self.controls.keys()):
             raise ValueError(f"there is no control {unknown}: {', '.join(self.controls)} are here.")
-        return {name: dial(name, self.controls[name]).place(x) for name, x in values.items()}
+        return {name: self.first[name].place(x) for name, x in values.items()}
 
     def set(self, **values: Any) -> None:
         "Move some controls as one: the view is drawn once. Raises ValueError as `places` does."
@@ -291,8 +292,7 @@ class Explorer:
 
     def dials(self, most: int = MOST_STATES) -> list[Dial]:
         "The controls with the values that they have where no kernel draws."
-        every = [dial(name, one) for name, one in self.controls.items()]
-        every = [replace(one, start=one.place(self.start[one.name])) for one in every]
+        every = [*self.first.values()]
         asked = [self.places(values) for values in self.presets.values()]
         needed = {one.name: {at[one.name] for at in asked if one.name in at} for one in every}
         for i, one in enumerate(every):
