@@ -125,6 +125,7 @@ def looks_of(
     )
     for one in [*of_run[:1], *of_episodes[:1]]:
         row = "" if one.episode is None else f"&episode={one.episode}"
+        row += "&signal=kl&token=most" * (", most on “" in one.sentence)
         looks[f"#update={one.update}{row}"] = one.sentence
     if {"gold_sft", "gold_ppo"} <= set(frame.columns) and (pair := best_and_worst(frame))[1:]:
         gain = signed_number(float((frame["gold_ppo"] - frame["gold_sft"])[pair[1]]))

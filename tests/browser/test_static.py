@@ -423,7 +423,7 @@ def test_one_scale_for_an_update(tmp_path: Path, read: Callable):
     assert file.signal() == "ratio - 1" and 0 < clipped < 300
     file.press(str(file.signals().index("kl") + 1))
     first = [colour(t) for t in (0, 3, 5, 7)]
-    assert file.text(".head > .legend") == "−0.20 0 +0.20"
+    assert file.text(".head > .legend") == "−0.20 0 +0.20. Bold: beyond it."
     assert file.page.locator(".text .below").count() == 1
     file.press("n")
     assert [colour(t) for t in (0, 0, 5, 7)] == first and len({*first}) == 3
@@ -594,7 +594,7 @@ def test_sorting_and_finding_by_keyboard(files: dict[str, Path], read: Callable)
         file.press("Control+A", "Delete")
         file.page.keyboard.type(text)
         assert len(file.listed()) == count, text
-        assert ("No episode is left" in file.text(".page > .facts")) == (count == 0)
+        assert ("No episode matches." in file.text(".page > .facts")) == (count == 0)
     only.select_option("score above")
     file.page.get_by_label("above", exact=True).fill("0.5")
     wanted = [i for i in range(63, -1, -1) if i % 5 == 3 and r.scores[i] > 0.5]
@@ -810,7 +810,7 @@ def test_groups_of_one_prompt(tmp_path: Path, read: Callable):
     scores = torch.tensor([1.0, 0.5, 2.0, 0.5, 6.0, 3.0, 3.1])
     file = read(view(r.with_(scores=scores)).save_html(tmp_path / "groups.html"))
     told = lambda: file.text(".facts .group")
-    assert told().startswith("one of 3 answers to its prompt, scores +3.00 ± 2.65")
+    assert told().startswith("· one of 3 answers to its prompt, scores +3.00 ± 2.65")
     for key, wanted in (("]", 2), ("]", 4), ("]", 0), ("[", 4)):
         file.press(key)
         assert file.episode() == wanted
@@ -1147,7 +1147,7 @@ def test_hostile_text_in_a_file(tmp_path: Path, read: Callable, axe: str):
 def test_a_file_of_another_trainer_without_signals(tmp_path: Path, read: Callable):
     rows = [dict(prompt="p", response="a b", step=u) for u in (1, 2) for _ in range(2)]
     file = read(browse(rows).save_html(tmp_path / "bare.html"))
-    group = "one of 2 answers to its prompt ◀▶"
+    group = "· one of 2 answers to its prompt ◀▶"
     assert file.text(".page > .facts") == f"Update 2, episode 0 of 2 · 2 words {group}"
     assert file.listed() and not {"■", "✂", "–", "KL"} & set(file.text(".rows").split())
     only = file.page.get_by_label("Only").locator("option")
