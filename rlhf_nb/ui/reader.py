@@ -92,7 +92,10 @@ def objective_for(
         return None, begin, UNKNOWN
     reproduced, sentence = reproduces(r, objective)
     if r.chosen is not None:
-        return None, None, f"{sentence} What if does not work here for runs with several turns; use the what_if function."
+        instead = (
+            "What if does not work here for runs with several turns; use the what_if function."
+        )
+        return None, None, f"{sentence} {instead}"
     if reproduced:
         return objective, None, sentence
     return None, None if carried else objective, sentence
@@ -207,23 +210,6 @@ SCRIPT = module("arithmetic.js", "reader.js")
 STYLE = asset("theme.css") + asset("reader.css")
 
 
-SHOWN_BY = {  # what a sentence on an update is about -> the list that shows it
-    "reached their stop": dict(only="cut off"),
-    "answers grew": dict(sort="tokens", down=True),
-    "length went": dict(sort="tokens", down=True),
-    "KL": dict(sort="KL", down=True),
-    "entropy": dict(sort="entropy"),
-}
-
-
-def place_of(suspect: Mapping[str, Any]) -> dict[str, Any]:
-    "Where a suspect is seen: a signal and a token of an episode, or an update in some order."
-    if suspect["row"] is not None:
-        return dict(signal="kl", token=True) if ", most on “" in suspect["sentence"] else {}
-    shown = (place for words, place in SHOWN_BY.items() if words in suspect["sentence"])
-    return next(shown, dict(sort="score", down=True))
-
-
 def reader_head(
     title: str,
     updates: Sequence[Mapping[str, Any]],  # name, update (its number); run: 1 for another run
@@ -238,9 +224,7 @@ def reader_head(
         updates=[{**one, "name": visible(one["name"])} for one in updates],
         signal=signal,
         start=start,
-        suspects=[
-            {**one, "sentence": visible(one["sentence"]), "place": place_of(one)} for one in suspects
-        ],
+        suspects=[{**one, "sentence": visible(one["sentence"])} for one in suspects],
         curves=list(curves),
         slots=dict(SLOT),
         names=episodes.SIGNAL_NAMES,

@@ -43,13 +43,8 @@ const spaced = (parent, ...facts) => parent.append(...facts.filter(Boolean).flat
 const FULL = 0.99, SAMPLE = 2 ** 14;  // full colour at this quantile; of more numbers than that, every so many
 const ONE_WAY = { logprobs: -1, ref_logprobs: -1, engine_logprobs: -1, values: 1, returns: 1, entropy: 1 };  // -1: low is deep
 const scaleOf = (lists, way) => {
-  const step = Math.ceil(lists.reduce((sum, list) => sum + list.length, 0) / SAMPLE) || 1, numbers = [];
-  lists.reduce((from, list) => {
-    let i = from;
-    for (; i < list.length; i += step) if (Number.isFinite(list[i]) && (way || list[i])) numbers.push(way ? list[i] : Math.abs(list[i]));
-    return i - list.length;
-  }, 0);
-  const kept = Float64Array.from(numbers).sort();
+  const all = lists.flat(), step = Math.ceil(all.length / SAMPLE) || 1;
+  const some = all.filter((x, i) => i % step === 0 && Number.isFinite(x) && (way || x)), kept = Float64Array.from(some, x => way ? x : Math.abs(x)).sort();
   const at = share => kept.length ? kept[Math.min(kept.length - 1, Math.floor(share * kept.length))] : 0;
   return { way, kept, low: way ? at(1 - FULL) : -at(FULL), high: at(FULL) };
 };
@@ -230,6 +225,10 @@ const PANELS = { table: "All signals", what: "What if", same: "Same prompt", plo
 const LETTERS = { t: "table", w: "what", g: "same", s: "plot", m: "note", "?": "keys" };
 const SPECIAL = /^\s*(<[^<>\s]+>|\[[A-Z_]+\])\s*$/;  // <eos>, </s>, <|endoftext|>, [SEP]
 const SIGHT = 14;  // lines of list and table that are drawn before the first picture, of the list after the chosen one
+const SHOWN_BY = [  // what is said of an update: the list that shows it
+  [/reached their stop/, { only: "cut off" }], [/answers grew|length/, { sort: "tokens", down: true }], [/KL/, { sort: "KL", down: true }],
+  [/entropy/, { sort: "entropy" }], [/./, { sort: "score", down: true }],
+];
 const UNFILTERED = { find: "", only: "all" };  // so that an episode that is gone to is in the list
 const LISTING = ["sort", "down", "find", "only", "above"];
 // What is in sight first, so that a key is answered at once; the others when the picture stands.
@@ -253,13 +252,13 @@ let made = 0;  // views on this page, so that each has ids of its own
 
 export const reader = (root, source) => {
   const name = `reader${++made}-`;
-  const jump = one => ({ update: one.update, row: one.row ?? -1, ...UNFILTERED, sort: "episode", down: false, ...one.place });
+  const jump = one => ({ update: one.update, row: one.row ?? -1, ...UNFILTERED, sort: "episode", down: false, ...one.row === null && SHOWN_BY.find(([words]) => words.test(one.sentence))[1] });
   const nameOf = key => source.names?.[key] ?? key;
   const odd = source.suspects ?? [], first = odd.find(one => one.row !== null) ?? odd[0];
   const at = {
     update: source.start ?? source.updates.length - 1, row: 0, signal: source.signal, sort: "episode", down: false,
     find: "", only: "all", above: 0, recipe: null, panel: "", seen: "after", plain: false, ranked: false, beneath: [],
-    ...first && { ...jump(first), signal: source.signal }, ...source.place,
+    ...first && jump(first), ...source.place,
   };
   let pack = null, list = [], turn = 0, opening = source.place?.signal !== "", drawRest = () => {};
   const narrow = () => (root.clientWidth || innerWidth) < 46 * 16;  // then all is below one another
@@ -311,7 +310,6 @@ export const reader = (root, source) => {
   const turns = part("div", page, "turns", { role: "group", ariaLabel: "Turns" });
   const body = part("div", page, "body");
   const text = part("div", body, "text", { role: "group", ariaLabel: "Answer, token by token" });
-  const map = part("div", body, "map", { ariaHidden: true });  // for the mouse: `l` goes to the same places
   const claims = part("p", page, "claims");
   const dock = part("div", page, "dock");
   const panel = part("section", dock, "panel", { hidden: true, tabIndex: 0, ariaLabel: "Panel" });
@@ -613,8 +611,7 @@ export const reader = (root, source) => {
     evenly.setAttribute("aria-pressed", at.ranked);
     exporting.hidden = !Object.keys(notesOf).length;
     depths = boxes.map(its => row.stored.masked?.[its.from] ? 0 : Math.max(...within(its).map(t => depth(numbers?.[t] ?? NaN, scale))));
-    remap = () => drawMap(boxes, numbers, scale);
-    requestAnimationFrame(() => { remap(); tellCut(); });  // with the frame's own layout: a key is answered first
+    requestAnimationFrame(tellCut);  // with the frame's own layout: a key is answered first
     tokensOf().forEach((token, t) => {
       token.tabIndex = t ? -1 : 0;
       token.onfocus = token.onmouseenter;
@@ -677,26 +674,8 @@ export const reader = (root, source) => {
     legend.title = at.ranked ? "" : `${100 * FULL} % of this update is paler than full colour`;
   };
 
-  // The lines that hold most, beside the text: as high as the text, or as the window.
-  let depths = [], differing = false, remap = () => {};
-  const resized = new ResizeObserver(() => { remap(); inView(); });
-  [text, rows].forEach(one => resized.observe(one));
-  const drawMap = (boxes, numbers, scale) => {
-    map.replaceChildren();
-    if (!text.offsetHeight) return;  // not in sight yet
-    const start = text.getBoundingClientRect().top - text.scrollTop, tall = text.scrollHeight / 100, lines = new Map();
-    const seen = text.clientHeight;
-    tokensOf().forEach((token, i) => {
-      const { top, height } = token.getBoundingClientRect(), line = Math.round(top / 6), known = lines.get(line);
-      if (!known || depths[i] > depths[known.i]) lines.set(line, { i, top, height });
-    });
-    for (const { i, top, height } of lines.values()) {
-      const mark = make("i", { parent: map, onclick: () => toToken(i) }), t = within(boxes[i]).find(t => depth(numbers?.[t] ?? NaN, scale) === depths[i]);
-      Object.assign(mark.style, { top: `${(top - start) / tall}%`, height: `${height / tall}%`,
-        backgroundColor: numbers && t !== undefined ? tint(numbers[t], scale) : "" });
-    }
-    map.style.height = `${seen}px`;
-  };
+  let depths = [], differing = false;
+  new ResizeObserver(() => inView()).observe(rows);
   const toLarge = () => {
     const from = tokenAt() + 1, order = [...depths.keys()].map(i => (from + i) % depths.length);
     const next = order.find(i => depths[i] >= 1) ?? order.reduce((a, b) => depths[b] > depths[a] ? b : a, 0);
@@ -711,7 +690,11 @@ export const reader = (root, source) => {
     toToken(boxesOf(most.row.pieces).findIndex(its => its.to > most.t));
   };
   const toCostly = () => current() && toLargest([current()], true);  // of this answer, the most above zero
-  const goTo = async one => { await go(jump(one)); if (one.place?.token) toCostly(); };
+  const goTo = async one => {
+    const costly = one.sentence.includes(", most on “");
+    await go({ ...jump(one), ...costly && { signal: "kl" } });
+    if (costly) toCostly();
+  };
   const point = (token, its) => {  // the same token in text and table
     const lines = [...panel.querySelectorAll("tbody tr")], wide = panel.querySelector(".wide");
     root.querySelectorAll(".here").forEach(one => one.classList.remove("here"));
@@ -777,17 +760,15 @@ export const reader = (root, source) => {
       for (const [key, x] of Object.entries(more)) node.setAttribute(key, x);
       return parent.appendChild(node);
     };
-    const choices = [["x", "Along", names, pack.unit], ["y", "Up", [...names, "how many"], "score"]];
+    const choices = [["x", "Along", names, pack.unit], ["y", "Up", names, "score"]];
     for (const [axis, text, all, usual] of choices) {
       const select = labelled(box, text, "select", { onchange: e => { plotted[axis] = e.target.value; draw(); } });
       options(select, all, plotted[axis] || usual);
       plotted[axis] = select.value;
     }
-    const { x, y } = plotted, counts = y === "how many", many = pack.rows.filter(one => Number.isFinite(value(one, x)) && (counts || Number.isFinite(value(one, y))));
+    const { x, y } = plotted, many = pack.rows.filter(one => Number.isFinite(value(one, x)) && Number.isFinite(value(one, y)));
     const ends = numbers => [Math.min(...numbers), Math.max(...numbers)], [left, right] = ends(many.map(one => value(one, x)));
-    const bins = Array.from({ length: 20 }, () => []);
-    for (const one of many) bins[Math.min(19, Math.floor(20 * (value(one, x) - left) / (right - left || 1)))].push(one);
-    const [low, high] = counts ? [0, Math.max(...bins.map(bin => bin.length))] : ends(many.map(one => value(one, y)));
+    const [low, high] = ends(many.map(one => value(one, y)));
     const across = v => 50 + 530 * (v - left) / (right - left || 1), up = v => 210 - 190 * (v - low) / (high - low || 1);
     const picture = svg("svg", panel, { viewBox: "0 0 600 250", class: "plot", role: "img", "aria-label": `${y} against ${x} of ${many.length} episodes` });
     svg("path", picture, { d: "M50 20V210H580", class: "axis" });
@@ -796,12 +777,11 @@ export const reader = (root, source) => {
       label(at, Number.isInteger(v) ? v : plain(v, ""), { "text-anchor": anchor });
     label([315, 244], x, { "text-anchor": "middle" });
     label([50, 12], y, {});
-    const point = (node, its, text) => { svg("title", node, {}).textContent = text; node.onclick = () => go({ row: its.id, ...UNFILTERED }); };
-    if (counts) bins.forEach((bin, k) => bin.length && point(svg("rect", picture, { x: 50 + 26.5 * k, width: 25.5, y: up(bin.length), height: 210 - up(bin.length), class: bin.includes(row) ? "mine" : "point" }),
-      bin[0], `${bin.length} episodes, the first of them ${bin[0].id}`));
-    else for (const one of [...many.filter(one => one !== row), ...many.filter(one => one === row)])
-      point(svg("circle", picture, { cx: across(value(one, x)), cy: up(value(one, y)), r: one === row ? 6 : 4, class: one === row ? "mine" : "point" }), one,
-        `episode ${one.id}: ${x} ${shown(value(one, x))}, ${y} ${shown(value(one, y))}`);
+    for (const one of [...many.filter(one => one !== row), ...many.filter(one => one === row)]) {
+      const point = svg("circle", picture, { cx: across(value(one, x)), cy: up(value(one, y)), r: one === row ? 6 : 4, class: one === row ? "mine" : "point" });
+      svg("title", point, {}).textContent = `episode ${one.id}: ${x} ${shown(value(one, x))}, ${y} ${shown(value(one, y))}`;
+      point.onclick = () => go({ row: one.id, ...UNFILTERED });
+    }
   };
   // A note is kept with what it is on, so that all of them are a file without opening an update again.
   const shelf = `rlhf-notes ${location.pathname} ${source.title}`, notesOf = NOTES[shelf] ??= remembered(shelf) ?? {};
@@ -989,7 +969,7 @@ export const reader = (root, source) => {
     const name = asked.get("update"), episode = asked.get("episode"), digits = /^\d{1,9}$/;
     const index = name === null ? at.update : source.updates.findIndex(one => !one.run && one.name === name);
     let absent = "";
-    if (asked.has("signal")) place.signal = asked.get("signal");
+    if (asked.has("signal")) [place.signal, opening] = [asked.get("signal"), false];
     if (index < 0) absent = `${digits.test(name) ? `Update ${name}` : "The update of this address"} is not in this file.`;
     else if (name !== null || episode !== null) {
       const there = await source.load(index).catch(() => null);
@@ -1050,16 +1030,13 @@ export const reader = (root, source) => {
   const KEYS = [  // keys; how they are listed; what they do, and how
     ["n ArrowDown ArrowRight", "n, ↓ or →", "the next episode", () => stepBy(1)],
     ["p ArrowUp ArrowLeft", "p, ↑ or ←", "the episode before", () => stepBy(-1)],
-    [".", ".", "the next update", () => turnBy(1)],
-    [",", ",", "the update before", () => turnBy(-1)],
+    [". ,", ". and ,", "the next update, the one before", key => turnBy(key === "." ? 1 : -1)],
     ["", "1, 2, …", "the signal behind the text; once more: none"],
     ["", "← →", "from token to token, once one of them has the focus"],
     ["l", "l", "the next token in full colour; where none is, the one with most", () => toLarge()],
     ["L", "L", "the token of the whole update with most of this signal", () => toLargest()],
-    ["j", "j", "the next turn", () => toTurn(turnNow + 1)],
-    ["k", "k", "the turn before", () => toTurn(turnNow - 1)],
-    ["]", "]", "the next answer to the same prompt", () => alongGroup(1)],
-    ["[", "[", "the answer before, to the same prompt", () => alongGroup(-1)],
+    ["j k", "j and k", "the next turn, the one before", key => toTurn(turnNow + (key === "j" ? 1 : -1))],
+    ["[ ]", "[ and ]", "the answer before and after it to the same prompt", key => alongGroup(key === "[" ? -1 : 1)],
     ["/", "/", "find in prompts and answers; Enter: in the next update that has it", () => { side.open = true; find.focus(); }],
     ["b", "b", "keeps this signal under the text, or no longer", keep],
     ["e", "e", "colour by rank", () => go({ ranked: !at.ranked })],
@@ -1081,7 +1058,7 @@ export const reader = (root, source) => {
       if (!typing && !moves && root.contains(on)) tool[0][1].focus({ preventScroll: true });
     } else if (typing || moves && /^(Arrow|\d)/.test(e.key) || (on.classList.contains("wide") || on === prompt || on === curves) && e.key.startsWith("Arrow")) return;
     else if (on.classList.contains("token") && /^Arrow(Left|Right)$/.test(e.key)) toToken(tokenAt() + (e.key === "ArrowLeft" ? -1 : 1));
-    else if (Object.hasOwn(acts, e.key)) acts[e.key]();
+    else if (Object.hasOwn(acts, e.key)) acts[e.key](e.key);
     else if (digit) go({ signal: at.signal === digit ? "" : digit });
     else return;
     e.preventDefault();
