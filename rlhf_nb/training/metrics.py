@@ -551,19 +551,12 @@ TABLES = {  # of the page on metrics, and what is in none of them
             short=("gold wins",),
             viewer=1,
         ),
-        Metric(
-            "gold/covered",
-            title="facts covered",
-            unit="per summary, gold judge",
-            short=("facts covered",),
-            viewer=12,
-        ),
-        Metric(
-            "gold/invented",
-            title="facts invented",
-            unit="per summary, gold judge",
-            short=("facts invented",),
-            viewer=13,
+        *(
+            Metric(f"gold/{what}", f"facts {what}", unit, short=(f"facts {what}",), viewer=place)
+            for what, unit, place in (
+                ("covered", "per summary, gold judge", 12),
+                ("invented", "per summary, gold judge", 13),
+            )
         ),
         Metric("learning_rate", title="learning rate", unit="step size"),
         Metric("pretrain/NAME", title="variance explained in saved rollouts", unit="share"),

@@ -155,7 +155,10 @@ def headline(
         )
     (sft, ppo), (_, gain), (_, verdict), *others = both[0], *stated
     line = lambda text: element("p", safe_text(text).replace(" %", "&nbsp;%"))
-    first = next(text for _, text in others if "the gold judge" in text)
+    rates = first = next(text for _, text in others if "the gold judge" in text)
+    for row in results.get("paired", []):
+        if row["temperature"] == ppo["temperature"]:
+            first += f" 95 % interval of the gain: {points(row['low'])} to {points(row['high'])}."
     places = (looks or {}).items()
     links = [element("li", element("a", safe_text(text), href=href)) for href, text in places]
     return asset("gain.html").format(
@@ -163,7 +166,7 @@ def headline(
         gain=gain,
         verdict=verdict,
         first=line(first),
-        others="".join(line(text) for _, text in others if text != first),
+        others="".join(line(text) for _, text in others if text != rates),
         table=gain_table([row for pair in both for row in pair]),
         changed=typical_card(frame),
         looks="".join(links),
