@@ -358,11 +358,6 @@ export const reader = (root, source) => {
   const evenly = keyed(tools, "Colour by rank", "e", () => go({ ranked: !at.ranked }), { title: "a few large numbers then leave colour for the others" });
   const plainly = keyed(tools, "Plain text", "x", () => go({ plain: !at.plain }));
   const exporting = button(tools, "Save the notes (JSONL)", () => saveNotes());
-  const copy = button(tools, "Copy", async () => {
-    const row = current(), end = row.stopped && SPECIAL.test(row.pieces.at(-1) ?? "") ? row.pieces.at(-1).length : 0;
-    await navigator.clipboard?.writeText(row.text.slice(0, row.text.length - end)).then(() => copy.textContent = "Copied", () => copy.textContent = "Select it: no clipboard here");
-    setTimeout(() => copy.textContent = "Copy", 1500);
-  });
   function drawSuspects(box) {
     box.parentNode.classList.add("suspects");
     const jumps = part("ul", box);
@@ -675,7 +670,8 @@ export const reader = (root, source) => {
   };
 
   let depths = [], differing = false;
-  new ResizeObserver(() => inView()).observe(rows);
+  const resized = new ResizeObserver(() => inView());
+  [text, rows].forEach(one => resized.observe(one));
   const toLarge = () => {
     const from = tokenAt() + 1, order = [...depths.keys()].map(i => (from + i) % depths.length);
     const next = order.find(i => depths[i] >= 1) ?? order.reduce((a, b) => depths[b] > depths[a] ? b : a, 0);
@@ -1146,8 +1142,9 @@ if (kept) {
   };
   addEventListener("hashchange", show);
   document.addEventListener("keydown", e => {
-    if (!report || e.key !== "r" || !e.isTrusted || e.ctrlKey || e.metaKey || e.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(e.target.tagName)) return;
-    location.hash = document.body.dataset.view === "result" ? "rollouts" : "";
+    const result = document.body.dataset.view === "result";  // there `?` opens the list of keys in the other view
+    if (!report || !(e.key === "r" || e.key === "?" && result) || !e.isTrusted || e.ctrlKey || e.metaKey || e.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(e.target.tagName)) return;
+    location.hash = result ? "rollouts" : "";
     show();  // at once, before a place is written
   });
   show();
