@@ -143,7 +143,7 @@ def follow(browser: RunBrowser, last: int, write: Callable[[], object]) -> None:
             time.sleep(POLL)
             try:
                 browser.run.refresh()
-                if seen < (now := (max(browser.run.files), judged())):
+                if seen < (now := (max(browser.run.files, default=-1), judged())):
                     write()
                     what = "the result" if seen[0] == now[0] else f"update {now[0]}"
                     seen = now
