@@ -830,10 +830,7 @@ def test_report_is_no_wider_open_to_hostile_text(run, tmp_path):
     assert reader.text.count("<script>alert(1)</script>") > 40 and "<b>evil & co" in reader.text
 
 
-PIECES = {
-    "results.json": "No verdict yet",
-    "completions": "No completions yet",
-}
+PIECES = {"results.json": "No verdict yet", "completions": "No completions yet"}
 
 
 @pytest.mark.parametrize("piece", PIECES)

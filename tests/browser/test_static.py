@@ -563,7 +563,7 @@ def test_episodes_of_several_turns(tmp_path: Path, read: Callable):
     r = spoiled(record([[(2, 3), (1, 2)], [(1, 1)], [(1, 1)] * 11, [(3, 0)]]), 9.0)
     file = read(view(r).save_html(tmp_path / "one.html"))
     kl = f"{r.kl[0][r.chosen[0]].sum():+.2f}".replace("-", "−")
-    assert f"KL {kl} nats · 3 tokens · 2 turns, terminated" in file.text(".page > .facts")
+    assert f"KL {kl} nats · 3 tokens · 2 turns, terminated, lost" in file.text(".page > .facts")
     sort, only = file.page.get_by_label("Sort by"), file.page.get_by_label("Only")
     sort.select_option("turns")
     assert file.listed()[-1] == 2 and file.listed()[-2] == 0
@@ -1272,6 +1272,10 @@ def test_the_live_reader_is_the_saved_one(live: Notebook):
     expect(reader.locator(".panel tbody th").first).to_have_text("1 w1.0")
     texts = reader.locator(".body > .text .token").all_inner_texts()
     assert texts == rollout(6, 8, seed=1, update=1).tokens[1]
+    page.keyboard.press("m")
+    page.keyboard.type("n . t")
+    expect(reader.locator(".rows [aria-selected=true]")).to_contain_text("✎")
+    page.keyboard.press("Escape")
     bar, told = reader.locator(".bar").first, reader.locator(".bar .count")
     for name, said, kept in (
         ("refresh", "New updates: 0.", bar.get_by_role("button", name="refresh")),
