@@ -406,7 +406,7 @@ export const reader = (root, source) => {
     count.textContent = !list.length ? "No episode matches." : list.length === all && same ? `${all} episodes` : `${list.length} of ${all}`;
     if (list.length && pack.groups.length) count.textContent += same ? ", all with the same prompt" : `; ${several(pack.groups.length, "group")} of one prompt, ${alike || "none"} with equal scores (=)`;
     const scale = pack.scales.score ??= scaleOf([pack.rows.map(row => row.score)]);
-    drawRest = inSight(rows, list, list.findIndex(row => row.id === at.row) + SIGHT, row => lineOf(row, scale));
+    drawRest = inSight(rows, list, list.findIndex(row => row.id === at.row) + SIGHT, row => lineOf(row, scale), () => requestAnimationFrame(inView));
   };
   const preview = row => row.marks.length ? row.pieces.map((piece, t) => row.marks.some(one => one.at === t) ? ` ${piece}` : piece).join("") : row.text;
   const lineOf = (row, scale) => {
