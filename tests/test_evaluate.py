@@ -23,7 +23,7 @@ from rlhf_nb.evaluate import bootstrap_interval, outcomes, paired_interval, win_
 from rlhf_nb.frontier import best_of_n_kl, best_of_n_reward, frontier, response_kl
 from rlhf_nb.judging import GoldPairJudge, RewardModelJudge, judge_completions, judge_pairs
 from rlhf_nb.tldr import gold_judge
-from rlhf_nb.training.alarms import hacking_alarms
+from rlhf_nb.training.alarms import alarms_of, hacking_alarms
 from rlhf_nb.training.completions import Completions
 from rlhf_nb.training.endpoint_judge import EndpointJudge, parse_verdict
 from rlhf_nb.ui.plots import plot_frontier
@@ -886,6 +886,7 @@ def test_alarms_read_the_log_of_the_trainer():
     found = hacking_alarms(log)
     assert found == hacking_alarms(frame.drop(columns="repetition"))
     assert [a.kind for a in found] == ["kl", "length"]
+    assert [a.update + 1 for a in alarms_of(log.to_dict("records"))] == [a.update for a in found]
     assert [a.kind for a in hacking_alarms(log, kl_most=1e3)] == ["length"]
     assert [a.kind for a in hacking_alarms(log, length_ratio=9)] == ["kl"]
     assert hacking_alarms(log, sure=1e9) == [] and hacking_alarms(frame[:5]) == []

@@ -36,7 +36,6 @@ from rlhf_nb.training.metrics import (
     ranges_table,
 )
 from rlhf_nb.training.model_loading import tiny_policy
-from rlhf_nb.ui.report import curve_panels
 from rlhf_nb.ui.run_view import Run, curve_figure
 from rlhf_nb.ui.viewer import curves_of
 
@@ -158,7 +157,7 @@ def test_each_metric_is_whole():
     assert len(names) == len(METRICS) and len(RANGES) >= 8
     assert len(LOG_NAMES) == sum(len(metric.short) for metric in METRICS.values())
     for metric in METRICS.values():
-        on_page, drawn = metric.name in ON_PAGE, metric.viewer or metric.report
+        on_page, drawn = metric.name in ON_PAGE, metric.viewer
         assert not on_page or (metric.formula and metric.healthy), metric
         assert not on_page or metric.otherwise or metric.name == "episode", metric
         assert not drawn or (metric.title and metric.unit), metric
@@ -168,9 +167,8 @@ def test_each_metric_is_whole():
         assert metric.low is None or (metric.source and metric.low < metric.high), metric
     for table, columns in ((ranges_table(), 4), *((metrics_table(t), 4) for t in TABLES)):
         assert {line.count("|") for line in table.splitlines()} == {columns + 1}
-    for place in ("viewer", "report"):
-        order = [getattr(metric, place) for metric in in_order(place)]
-        assert order == list(range(1, len(order) + 1)), place
+    order = [metric.viewer for metric in in_order("viewer")]
+    assert order == list(range(1, len(order) + 1))
 
 
 # catches: a page that shows another table than the registry has, or leaves one out
@@ -191,7 +189,7 @@ def test_the_glossary_has_each_term_in_the_same_words():
 
 # catches: a place that has a list of its own, so that one more metric is not seen there
 def test_a_new_metric_is_one_entry(monkeypatch):
-    places = dict(short=("new",), viewer=8, report=11)
+    places = dict(short=("new",), viewer=14)
     new = Metric("val/new", "new thing", "share of tokens", "$x$", "rises", **places)
     monkeypatch.setitem(METRICS, "val/new", new)
     monkeypatch.setitem(TABLES, "value", (*TABLES["value"], new))
@@ -199,7 +197,6 @@ def test_a_new_metric_is_one_entry(monkeypatch):
     curve = curves_of(dict(run=pd.DataFrame(rows)))[-1]
     assert (curve["name"], curve["unit"]) == ("new", "%")
     assert curve["about"] == "new thing, share of tokens"
-    assert "new thing, % of tokens: 10.00 → 20.00; lowest 10.00" in curve_panels(rows)
     figure = curve_figure("val/new", [(1, 0.1), (2, 0.2)], Run())
     assert "new thing, % of tokens: 20.00 after update 2" in figure
     assert "| `val/new` | $x$ | rises |" in metrics_table("value")

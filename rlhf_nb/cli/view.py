@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rlhf_nb.base.fields import Count, setting
-from rlhf_nb.base.files import OVERWRITE, writable
+from rlhf_nb.base.files import DEMO_MARK, OVERWRITE, writable
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
@@ -135,13 +135,21 @@ def follow(browser: RunBrowser, last: int, write: Callable[[], object]) -> None:
     "Write the page again after each new update, until the run is done or somebody stops it."
     from rlhf_nb.training.logs import planned_updates
 
+    run = browser.run.path
+    judged = lambda: not (run / DEMO_MARK).is_file() or (run / "results.json").is_file()
+    seen = last, judged()
     with suppress(KeyboardInterrupt):
-        while last + 1 != planned_updates(browser.run.path):
+        while seen[0] + 1 != planned_updates(run) or not seen[1]:
             time.sleep(POLL)
-            browser.run.refresh()
-            if last < (last := max(browser.run.files)):
-                write()
-                print(f"rlhf-nb view: update {last} is in the page: reload it", flush=True)
+            try:
+                browser.run.refresh()
+                if seen < (now := (max(browser.run.files, default=-1), judged())):
+                    write()
+                    what = "the result" if seen[0] == now[0] else f"update {now[0]}"
+                    seen = now
+                    print(f"rlhf-nb view: {what} is in the page: reload it", flush=True)
+            except (OSError, ValueError) as error:  # a stage of a demo that is over is moved
+                print(f"rlhf-nb view: {harmless(str(error))}; once more", flush=True)
 
 
 def view_command(words: Sequence[str]) -> None:
@@ -180,6 +188,8 @@ def view_command(words: Sequence[str]) -> None:
         with require_name("--tokenizer", options.tokenizer) as name:
             tokenizer = pretrained_tokenizer(name)
     objective = None if options.objective is None else parse_objective(options.objective)
+    while options.live and (folder / DEMO_MARK).is_file() and not rollout_files(folder):
+        time.sleep(POLL)  # a demo before its first update
     browser = browse(options.run, options.other, columns, tokenizer, objective)
     last = max(browser.run.files)
     options.update = options.update and [last if k == -1 else k for k in options.update]
@@ -195,13 +205,10 @@ def view_command(words: Sequence[str]) -> None:
             for note in notes_of(rollout):
                 print(harmless(note))
         return
-    page = browser.save_html(path, options.update or 24, options.episodes)
-    if told := browser.asks():
-        print(f"rlhf-nb view: {harmless(told)}")
-    for note in notes_of(browser.run.rollout((options.update or [last])[-1])):
-        print(f"rlhf-nb view: {harmless(note)}")
-    show(page, options.no_browser)
+    write = partial(browser.save_html, path, options.update or 24, options.episodes)
+    write()
+    for note in (browser.asks(), *notes_of(browser.run.rollout((options.update or [last])[-1]))):
+        print(f"rlhf-nb view: {harmless(note)}\n" * bool(note), end="")
+    show(path, options.no_browser)
     if options.live:
-        follow(
-            browser, last, partial(browser.save_html, path, options.update or 24, options.episodes)
-        )
+        follow(browser, last, write)

@@ -92,15 +92,21 @@ def hacking_alarms(
             continue
         at = int(alarmed.idxmax())
         update = int(frame["update"][at])
+        counted = " an update" if kind == "stopped" and "val/num_eos_tokens" in metrics else ""
         sentence = (
             f"Update {update}: while the score rose from {start['score']:+.2f} to "
-            f"{now['score'][at]:+.2f}, {_SENTENCES[kind].format(start[kind], now[kind][at])}."
+            f"{now['score'][at]:+.2f}, {_SENTENCES[kind].format(start[kind], now[kind][at])}"
+            f"{counted}."
         )
         alarms.append(Alarm(kind, update, sentence))
     return sorted(alarms, key=lambda alarm: (alarm.update, alarm.kind))
 
 
 def alarms_of(logs: Iterable[Mapping[str, Any]]) -> list[Alarm]:
-    "Those of `hacking_alarms` on what a trainer logged, whatever else is among it."
+    """Those of `hacking_alarms` on what a trainer logged, whatever else is among it. An update has
+    the number of its rollout, from 0: it is one less than the step, which counts those done."""
     updates = [log for log in logs if {"objective/raw_scores", "objective/kl"} <= log.keys()]
-    return hacking_alarms(pd.DataFrame(updates)) if len(updates) > 1 else []
+    if len(updates) < 2:
+        return []
+    frame = pd.DataFrame(updates)
+    return hacking_alarms(frame.assign(update=frame["step"] - 1) if "step" in frame else frame)

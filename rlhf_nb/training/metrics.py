@@ -35,7 +35,6 @@ class Metric:
     over: Literal["mean", "last", "max"] = "mean"  # updates between two logs, as one number
     short: tuple[str, ...] = ()  # short names, the viewer's first
     viewer: int = 0  # its place among the viewer's curves; 0: not there
-    report: int = 0  # its place among the report's curves; 0: not there
     term: str = ""  # the term of the glossary that it is
     meaning: str = ""  # of that term
 
@@ -102,7 +101,6 @@ TABLES = {  # of the page on metrics, and what is in none of them
             source=DEFINED,
             short=("raw score", "score"),
             viewer=2,
-            report=1,
         ),
         Metric(
             "objective/raw_scores/NAME",
@@ -117,7 +115,6 @@ TABLES = {  # of the page on metrics, and what is in none of them
             formula=r"$\frac1B\sum_i s_i$",
             healthy="rises; with `normalize_scores` it starts near 0 and stays small",
             otherwise="below the raw score and falling: penalties; see `val/num_eos_tokens`",
-            report=2,
         ),
         Metric(
             "objective/score_spread",
@@ -150,7 +147,6 @@ TABLES = {  # of the page on metrics, and what is in none of them
             high=10.0,
             short=("KL",),
             viewer=3,
-            report=6,
         ),
         Metric(
             "objective/kl_coef",
@@ -185,7 +181,6 @@ TABLES = {  # of the page on metrics, and what is in none of them
             formula=r"$-\frac1B\sum_i\sum_t\log\pi_{it}$, nats per response",
             healthy="changes with the length of answers",
             otherwise="compare it per token (`tokens/response_length`); see `policy/entropy_avg`",
-            report=7,
         ),
     ),
     "moved": (
@@ -241,7 +236,6 @@ TABLES = {  # of the page on metrics, and what is in none of them
             first=0.25,
             short=("clip fraction", "clipped"),
             viewer=6,
-            report=8,
             term="clip, clipfrac",
             meaning="The limit on the ratio in the policy loss; the share of tokens it limits.",
         ),
@@ -357,7 +351,6 @@ TABLES = {  # of the page on metrics, and what is in none of them
             high=1.0,
             short=("explained variance", "explained"),
             viewer=8,
-            report=9,
             term="explained variance",
             meaning="The share of the variance of the returns that the values predict: 1 is all "
             "(a constant error does not show), 0 is no better than a constant.",
@@ -383,7 +376,6 @@ TABLES = {  # of the page on metrics, and what is in none of them
             source="up to twice the start in " + DEMO + ", which have four facts more to tell",
             short=("length",),
             viewer=5,
-            report=10,
         ),
         Metric(
             "tokens/paid",
@@ -558,10 +550,14 @@ TABLES = {  # of the page on metrics, and what is in none of them
             unit="share of validation posts, ties half",
             short=("gold wins",),
             viewer=1,
-            report=3,
         ),
-        Metric("gold/covered", title="facts covered", unit="per summary, gold judge", report=4),
-        Metric("gold/invented", title="facts invented", unit="per summary, gold judge", report=5),
+        *(
+            Metric(f"gold/{what}", f"facts {what}", unit, short=(f"facts {what}",), viewer=place)
+            for what, unit, place in (
+                ("covered", "per summary, gold judge", 12),
+                ("invented", "per summary, gold judge", 13),
+            )
+        ),
         Metric("learning_rate", title="learning rate", unit="step size"),
         Metric("pretrain/NAME", title="variance explained in saved rollouts", unit="share"),
         Metric("loss", title="loss", unit="nats per token"),
@@ -588,7 +584,7 @@ def combine(name: str, values: Sequence[float]) -> float:
     return max(values) if over == "max" else values[-1]
 
 
-def in_order(of: str) -> list[Metric]:  # of "viewer" or "report"
+def in_order(of: str) -> list[Metric]:  # of "viewer"
     "The metrics that are drawn there, in their order."
     return sorted((m for m in METRICS.values() if getattr(m, of)), key=attrgetter(of))
 

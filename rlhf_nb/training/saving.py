@@ -89,7 +89,8 @@ _FILE = re.compile(r"update-(\d+)(?:-rank(\d+))?\.safetensors")
 
 def _named(path: Path) -> list[tuple[Path, int, int]]:
     "Each file of a run's rollouts, with its update and its rank."
-    folders = (path / "ppo" / "rollouts", path / "rollouts", path)
+    stages = (path / "ppo", path / "ppo.partial", path)  # a demo that trains has the second
+    folders = (*(stage / "rollouts" for stage in stages), path)
     found = next((its for x in folders if x.is_dir() and (its := sorted(x.iterdir()))), [])
     names = [(file, _FILE.fullmatch(file.name)) for file in found]
     return [(file, int(name[1]), int(name[2] or 0)) for file, name in names if name]

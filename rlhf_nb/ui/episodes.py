@@ -88,7 +88,9 @@ def episode_facts(rollout: Rollout, episode: int) -> str:
     facts.append(f"{drawn} {unit_of(rollout)[: None if drawn != 1 else -1]}")
     if rollout.turn is not None:
         turns = int(rollout.turn_counts[episode])
-        facts.append(f"{turns} turn{'s' * (turns != 1)}, {rollout.stop_reason[episode]}")
+        won = rollout.columns.get("info/won", [None] * len(rollout))[episode]
+        ended = rollout.stop_reason[episode] + {0.0: ", lost", 1.0: ", won"}.get(won, "")
+        facts.append(f"{turns} turn{'s' * (turns != 1)}, {ended}")
     elif rollout.stopped is not None:
         facts.append("stopped by itself" if rollout.stopped[episode] else "cut off")
     return " · ".join(facts)
@@ -106,9 +108,11 @@ def turns_told(rollout: Rollout, episode: int) -> list[dict[str, Any]]:
         drawn, read = ((here & x).nonzero()[:, 0].tolist() for x in (chosen[0], ~chosen[0]))
         numbers = dict(reward=float(r.turn_rewards[0, k]))
         for name, x in filled(r, ("values", "advantages")).items():
-            numbers[dict(values="V before it").get(name, "advantage")] = float(x[0, drawn[0]])
+            numbers[dict(values="value before the turn").get(name, "advantage")] = float(
+                x[0, drawn[0]]
+            )
         words = [f"Turn {k + 1}", *(f"{name} {signed_number(x)}" for name, x in numbers.items())]
-        words.append("stopped by itself" if r.turn_stopped[0, k] else "cut off")
+        words.append("stopped by itself" if r.turn_stopped[0, k] else "full length")
         said, answer = ("".join(tokens[t] for t in places) for places in (drawn, read))
         one = dict(at=drawn[0], end=drawn[-1] + 1, read=read[0] if read else None)
         told.append(one | dict(said=said, answer=answer, facts=" · ".join(words)))

@@ -92,7 +92,10 @@ def objective_for(
         return None, begin, UNKNOWN
     reproduced, sentence = reproduces(r, objective)
     if r.chosen is not None:
-        return None, None, f"{sentence} Of several turns, other settings are tried by what_if."
+        instead = (
+            "What if does not work here for runs with several turns; use the what_if function."
+        )
+        return None, None, f"{sentence} {instead}"
     if reproduced:
         return objective, None, sentence
     return None, None if carried else objective, sentence
@@ -178,7 +181,7 @@ def _turn_marks(r: Rollout, episode: int) -> list[dict[str, Any]]:
     "Where a turn, or what answers it, begins in the response, and what is said of it."
     told = episodes.turns_told(r, episode)
     marks = [dict(at=one["at"], text=one["facts"], world=False) for one in told]
-    worlds = [dict(at=one["read"], text="Answer", world=True) for one in told]
+    worlds = [dict(at=one["read"], text="Reply", world=True) for one in told]
     marks += [one for one in worlds if one["at"] is not None]
     return sorted(marks, key=lambda one: one["at"])
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from rlhf_nb.base.files import DEMO_MARK, read_object
-from rlhf_nb.training.logs import logged_rows
-from rlhf_nb.training.metrics import Metric, in_order
-from rlhf_nb.ui.chart import curve_picture, curve_strip
 from rlhf_nb.ui.html import (
     data_table,
     element,
@@ -22,27 +19,18 @@ from rlhf_nb.ui.html import (
     percent,
     safe_text,
 )
-from rlhf_nb.ui.run_files import ppo_lines
 from rlhf_nb.ui.suspects import Suspect
 from rlhf_nb.ui.verdict import (
     best_and_worst,
     completions_of_run,
     examples_section,
+    guessing,
     headline,
-    listed,
     near_chance,
     posts_section,
     stretch,
 )
 from rlhf_nb.ui.viz import signed_number
-
-
-def logged_panels(frame: pd.DataFrame) -> list[Metric]:
-    "The metrics of the report that have numbers; the final score only where no raw one is logged."
-    logged = {name for name in frame if frame[name].notna().any()}
-    if "objective/raw_scores" in logged:
-        logged.discard("objective/scores")
-    return [metric for metric in in_order("report") if metric.name in logged]
 
 
 def verdict_section(results: Mapping[str, Any]) -> str:
@@ -62,35 +50,6 @@ def verdict_section(results: Mapping[str, Any]) -> str:
     if not rows:
         return missing_note("No results yet: the stage judge writes results.json.")
     return data_table("What a summary holds, on test posts", heads, rows, "numbers")
-
-
-def curve_panels(metrics: Iterable[Mapping[str, Any]]) -> str:
-    "The report's curves of what PPO logged, over the episodes: small, and on one axis."
-    frame, figures = ppo_lines(metrics), []
-    panels = logged_panels(frame)
-    if not panels:
-        return missing_note("No curves yet: the stage ppo has logged nothing.")
-    last = int(frame["episode"].max())
-    for metric in panels:
-        kept = frame[["episode", metric.name]].dropna().astype(float)
-        line = list(zip(*(kept[name].tolist() for name in kept)))
-        values = [100 * y if metric.is_share else y for _, y in line]
-        first, end, low, high = map(number_text, (values[0], values[-1], min(values), max(values)))
-        unit = metric.unit.replace("share of", "% of") if metric.is_share else metric.unit
-        about = f"{metric.label}, {unit}: {first} → {end}; lowest {low}, highest {high}"
-        name = element(
-            "figcaption", element("strong", metric.label), f" {first} → {end} {metric.sign}"
-        )
-        drawn = curve_picture(curve_strip({0: line}, (0, last), about, alone=True), about, 220, 64)
-        figures.append(element("figure", name, drawn, title=about))
-    turned = (
-        "If the raw score goes on rising while gold turns down, the policy has found what the "
-        "reward model likes and nobody else does. "
-    )
-    moves = "From update to update the score also moves with the prompts that were drawn."
-    hint = turned * any("gold" in m.name for m in panels) + moves
-    axis = f"Each from episode 0 to {last:,}. "
-    return element("div", *figures, class_="curves") + element("p", axis + hint)
 
 
 def reward_section(results: Mapping[str, Any]) -> str:
@@ -125,14 +84,14 @@ def looks_of(
     )
     for one in [*of_run[:1], *of_episodes[:1]]:
         row = "" if one.episode is None else f"&episode={one.episode}"
+        row += "&signal=kl&token=most" * (", most on “" in one.sentence)
         looks[f"#update={one.update}{row}"] = one.sentence
     if {"gold_sft", "gold_ppo"} <= set(frame.columns) and (pair := best_and_worst(frame))[1:]:
         gain = signed_number(float((frame["gold_ppo"] - frame["gold_sft"])[pair[1]]))
-        looks["#best"] = f"The worst answer: {gain} gold points against SFT's"
+        looks["#best"] = f"The worst summary: {gain} gold points against SFT's"
     measured = results.get("reward") or {}
     if blind := near_chance(measured.get("probe_by_slot") or {}, measured.get("probe_pairs") or {}):
-        facts = listed([f"“{slot}”" for slot in blind])
-        looks["#reward"] = f"The reward model cannot be told from guessing on {facts}"
+        looks["#reward"] = f"The reward model {guessing(blind)}"
     return dict([*looks.items(), ("#rollouts", "The rollouts, token by token")][:3])
 
 
@@ -148,11 +107,10 @@ def demo_report(folder: Path, suspects: Sequence[Suspect] = ()) -> str:
     looks = looks_of(results, completions, suspects)
     first = headline(results, settings.get("quick", False), completions, looks)
     folds = {
-        **({"Best and worst answer": ("best", examples)} if examples else {}),
+        **({"Best and worst summary": ("best", examples)} if examples else {}),
         "What a summary holds": ("results", verdict_section(results)),
-        "Curves": ("curves", curve_panels(logged_rows(folder))),
         "Reward model": ("reward", reward_section(results)),
-        "Answers side by side": ("posts", posts_section(completions, above=above)),
+        "Summaries side by side": ("posts", posts_section(completions, above=above)),
     }
     known = [name for name in ("seed", "kl_coef", "episodes") if name in settings]
     lead = ["PPO from preferences on the mini TL;DR world"]

@@ -88,8 +88,8 @@ def rates_sentence(sft: Row, ppo: Row, first: bool) -> str:
     "The rates at one temperature, the first time with what they are rates of; and bad form."
     before, after = percent(sft["win_rate"]), percent(ppo["win_rate"])
     gold = (
-        "the gold judge, who knows the facts, prefers PPO's summary to the reference on "
-        f"{after} of {ppo['posts']:,} test posts, and SFT's on {before}; a tie counts half."
+        "the gold judge, who knows the facts, prefers PPO's summary to the reference (the data "
+        f"set's own) on {after} of {ppo['posts']:,} test posts, SFT's on {before}; a tie is half."
     )
     gain = f"{gain_of(sft, ppo)} points, from {before} to {after}."
     forms = [percent(row.get("malformed")) for row in (ppo, sft)]
@@ -155,10 +155,7 @@ def headline(
         )
     (sft, ppo), (_, gain), (_, verdict), *others = both[0], *stated
     line = lambda text: element("p", safe_text(text).replace(" %", "&nbsp;%"))
-    first = (
-        f"Of {ppo['posts']:,} test posts, the gold judge prefers PPO's summary to the reference on "
-        f"{percent(ppo['win_rate'])}, SFT's on {percent(sft['win_rate'])}."
-    )
+    rates = first = next(text for _, text in others if "the gold judge" in text)
     for row in results.get("paired", []):
         if row["temperature"] == ppo["temperature"]:
             first += f" 95 % interval of the gain: {points(row['low'])} to {points(row['high'])}."
@@ -169,7 +166,7 @@ def headline(
         gain=gain,
         verdict=verdict,
         first=line(first),
-        others="".join(line(text) for _, text in others),
+        others="".join(line(text) for _, text in others if text != rates),
         table=gain_table([row for pair in both for row in pair]),
         changed=typical_card(frame),
         looks="".join(links),
@@ -177,15 +174,6 @@ def headline(
 
 
 # ---- What the reward model cannot see ----
-
-
-KINDS = {  # of pairs, in words
-    "sample": "two samples of the SFT model",
-    "swap": "summaries with one fact wrong",
-    "drop": "summaries with one fact left out",
-    "opening": "summaries with an idle opening",
-    "repeat": "summaries that say something twice",
-}
 
 
 def listed(words: Sequence[str]) -> str:
@@ -201,11 +189,16 @@ def near_chance(shares: Mapping[str, float], pairs: Mapping[str, int]) -> list[s
     return [slot for slot, (low, high) in between.items() if low <= 0.5 <= high]
 
 
+def guessing(slots: Sequence[str]) -> str:
+    "That wrong facts of these kinds are not noticed."
+    wrong = " or ".join(f"“{slot}”" for slot in slots)
+    return f"does no better than guessing when {wrong} is wrong"
+
+
 def blind_sentence(
     measured: Mapping[str, Any],  # `reward` in results.json
 ) -> str:  # empty where the probe was not run
-    """From the probe (a perfect summary, one fact wrong), the facts on which a reward model
-    guesses, or is weakest; and the kind of held-out pair that it gets wrong most."""
+    "On which facts of the probe (a perfect summary, one fact wrong) a reward model guesses."
     shares, pairs = measured.get("probe_by_slot") or {}, measured.get("probe_pairs") or {}
     if not shares or shares.keys() != pairs.keys():
         return ""
@@ -215,19 +208,14 @@ def blind_sentence(
         rates, most = sorted(shares[slot] for slot in blind), max(pairs[slot] for slot in blind)
         span = percent(rates[0]) + f" to {percent(rates[-1])}" * (len(rates) > 1)
         text += (
-            f" cannot be told from guessing on {listed([f'“{slot}”' for slot in blind])}: right "
-            f"in {span} of up to {most:,} pairs each, and the 95 % interval contains 50 %."
+            f" {guessing(blind)}: right in {span} of up to {most:,} pairs each, "
+            "and the 95 % interval contains 50 %."
         )
     else:
         text += (
             f" beats guessing on every fact; it is weakest on “{weakest}” "
             f"({percent(shares[weakest])} of {pairs[weakest]:,} pairs)."
         )
-    if kinds := measured.get("by_kind") or {}:
-        weakest = min(kinds, key=lambda kind: kinds[kind])
-        what = KINDS.get(weakest, f"pairs of kind “{weakest}”")
-        rate = percent(kinds[weakest])
-        text += f" Of all held-out pairs it is weakest on {what}: right in {rate}."
     return text
 
 

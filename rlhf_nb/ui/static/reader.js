@@ -24,7 +24,9 @@ const make = (tag, { parent, text, ...more } = {}) => {
   return node;
 };
 const counted = (row, pack) => `${row.written} ${row.written === 1 ? pack.unit.slice(0, -1) : pack.unit}`;
-const ending = row => row.reason ? `${row.turns} turn${row.turns === 1 ? "" : "s"}, ${row.reason}` : row.stopped === null ? "" : row.stopped ? "stopped by itself" : "cut off";
+const several = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
+const ending = row => row.reason ? [several(row.turns, "turn"), row.reason, row.won].filter(Boolean).join(", ") : row.stopped === null ? "" : row.stopped ? "stopped by itself" : "cut off";
+const whole = (pack, key, x) => key in pack.columns && Number.isInteger(x) ? `${x}` : shown(x);
 const number = x => make("span", { text: shown(x), title: exact(x) });
 const placeBubble = (bubble, token) => {  // below it, or above where the window ends
   bubble.hidden = false;
@@ -41,13 +43,8 @@ const spaced = (parent, ...facts) => parent.append(...facts.filter(Boolean).flat
 const FULL = 0.99, SAMPLE = 2 ** 14;  // full colour at this quantile; of more numbers than that, every so many
 const ONE_WAY = { logprobs: -1, ref_logprobs: -1, engine_logprobs: -1, values: 1, returns: 1, entropy: 1 };  // -1: low is deep
 const scaleOf = (lists, way) => {
-  const step = Math.ceil(lists.reduce((sum, list) => sum + list.length, 0) / SAMPLE) || 1, numbers = [];
-  lists.reduce((from, list) => {
-    let i = from;
-    for (; i < list.length; i += step) if (Number.isFinite(list[i]) && (way || list[i])) numbers.push(way ? list[i] : Math.abs(list[i]));
-    return i - list.length;
-  }, 0);
-  const kept = Float64Array.from(numbers).sort();
+  const all = lists.flat(), step = Math.ceil(all.length / SAMPLE) || 1;
+  const some = all.filter((x, i) => i % step === 0 && Number.isFinite(x) && (way || x)), kept = Float64Array.from(some, x => way ? x : Math.abs(x)).sort();
   const at = share => kept.length ? kept[Math.min(kept.length - 1, Math.floor(share * kept.length))] : 0;
   return { way, kept, low: way ? at(1 - FULL) : -at(FULL), high: at(FULL) };
 };
@@ -57,6 +54,7 @@ const depth = (x, { way, low, high, kept, ranked }) => {  // 0: no colour, 1: fu
   const share = ranked ? kept.findLastIndex(one => one <= (way ? x : Math.abs(x))) / kept.length : way ? (x - low) / (high - low) : Math.abs(x) / high;
   return Math.min(1, Math.max(0, way < 0 ? 1 - share : share));
 };
+const beyond = (x, { way, low, high, ranked }) => !ranked && high > low && (way < 0 ? x < low : way ? x > high : Math.abs(x) > high);
 const tint = (x, scale, ground = "transparent") => `color-mix(in srgb, var(--${scale.way ? "deep" : x > 0 ? "up" : "down"}) ${Math.round(depth(x, scale) && 8 + 92 * depth(x, scale))}%, ${ground})`;
 const MEANING = {
   kl: "log-prob of the policy minus that of the reference, nats", advantages: "how much better than expected, whitened over the update", rewards: "the score where it is paid, less the price of KL at each token",
@@ -94,7 +92,8 @@ const opened = (pack, arrays) => {
     const pieces = cut("widths").map(width => text.slice(at, at += width));
     for (const [name] of pack.arrays) if (name !== "widths") stored[name] = cut(name);
     token += length;
-    const played = pack.turn_marks && { turns: pack.columns.turns[i], reason: pack.columns.stop_reason[i], written: stored.masked.filter(x => !x).length };
+    const played = pack.turn_marks && { turns: pack.columns.turns[i], reason: pack.columns.stop_reason[i], written: stored.masked.filter(x => !x).length,
+      won: ["lost", "won"][pack.columns["info/won"]?.[i]] };
     return {
       i, id: pack.episodes[i], marks: pack.turn_marks?.[i] ?? [], length, pieces, stored, text, prompt: pack.prompts[pack.asked[i]], written: length, ...played,
       stopped: pack.stopped?.[i] ?? null, badForm: pack.bad_form?.[i] ?? null,
@@ -190,7 +189,7 @@ const drawClaims = (parent, claim, badForm) => {
   const words = [["covered", `✓ covers ${claim.told.size} of ${claim.told.size + claim.missing.length} facts`]];
   if (claim.invented.length) words.push(["invented", `✗ invents ${claim.invented.join(", ")}`]);
   if (claim.missing.length) words.push(["missing", `leaves out ${claim.missing.join(", ")}`]);
-  if (badForm) words.push(["invented", "✗ bad form: not built as the references' sentences are"]);
+  if (badForm) words.push(["invented", "✗ bad form: not a sentence pattern of the references"]);
   words.forEach(([kind, text]) => { make("mark", { parent, text, className: kind }); parent.append(" "); });
 };
 
@@ -209,29 +208,27 @@ export const changed = (ours, theirs) => {
 
 // ---- The page ----
 
-const KEYS = [
-  ["n, ↓ or →; p, ↑ or ←", "the next episode, the one before"], [". and ,", "the next update, the one before"],
-  ["1, 2, …", "the signal behind the text; once more: none"], ["← →", "from token to token, once one of them has the focus"],
-  ["l", "the next token in full colour; where none is, the one with most"], ["j and k", "the next turn, the one before"],
-  ["[ and ]", "the answer before and after it to the same prompt"], ["d", "of what if: before, after, difference"],
-  ["/", "find in prompts and answers; Enter: in the next update that has it"], ["Escape", "closes what is open"],
-];
 const WORDS = [
   ["raw score", "what the reward model or function returned"],
   ["score", "what PPO is paid at the end: the raw score, scaled and clipped where the run does so, less the penalty for a missing stop token"],
-  ["KL", "log-prob of the policy less that of the reference, added up over the tokens: an estimate from one sample, so it may be below 0"],
+  ["KL", "KL to the reference: log-prob of the policy less that of the reference, added up over the tokens. An estimate from one sample, so it may be below 0"],
+  ["answer", "what the model wrote; an episode is a prompt with its answer"],
   ["advantages", "whitened over all episodes of the update: mean 0, standard deviation 1"],
-  ["■ and ✂", "stopped by itself, and cut off at the longest length; of several turns: terminated by what answers, and any other end"],
+  ["■ and ✂", "stopped by itself, and cut off at the longest length; of several turns: ended by the world, and any other end"],
 ];
 const SETTINGS = [
   ["kl_coef", 0, 0.5, 0.01], ["gamma", 0, 1, 0.01], ["lam", 0, 1, 0.01], ["missing_eos_penalty", 0, 5, 0.1],
   ["cliprange", 0, 1, 0.01],
 ];
 const LABELS = { kl_coef: "KL coefficient", gamma: "γ (gamma)", lam: "λ (lam)", missing_eos_penalty: "missing EOS penalty", cliprange: "clip range" };
-const PANELS = { table: "All signals", what: "What if", same: "Same prompt", plot: "Plot", keys: "Keys" };
-const LETTERS = { t: "table", w: "what", g: "same", s: "plot", "?": "keys" };
+const PANELS = { table: "All signals", what: "What if", same: "Same prompt", plot: "Plot", note: "Note", keys: "Keys" };
+const LETTERS = { t: "table", w: "what", g: "same", s: "plot", m: "note", "?": "keys" };
 const SPECIAL = /^\s*(<[^<>\s]+>|\[[A-Z_]+\])\s*$/;  // <eos>, </s>, <|endoftext|>, [SEP]
 const SIGHT = 14;  // lines of list and table that are drawn before the first picture, of the list after the chosen one
+const SHOWN_BY = [  // what is said of an update: the list that shows it
+  [/reached their stop/, { only: "cut off" }], [/answers grew|length/, { sort: "tokens", down: true }], [/KL/, { sort: "KL", down: true }],
+  [/entropy/, { sort: "entropy" }], [/./, { sort: "score", down: true }],
+];
 const UNFILTERED = { find: "", only: "all" };  // so that an episode that is gone to is in the list
 const LISTING = ["sort", "down", "find", "only", "above"];
 // What is in sight first, so that a key is answered at once; the others when the picture stands.
@@ -243,11 +240,19 @@ const inSight = (box, all, sight, draw, then = () => {}) => {
   requestAnimationFrame(() => setTimeout(drawRest, 30));
   return drawRest;
 };
+// Notes on episodes: of this page, and where the browser lets it, of the next time that it is opened.
+const NOTES = {};
+const remembered = (shelf, notes) => {
+  try {
+    if (notes) localStorage.setItem(shelf, JSON.stringify(notes));
+    return JSON.parse(localStorage.getItem(shelf));
+  } catch { return null; }  // a browser that stores nothing for a file: the page says so
+};
 let made = 0;  // views on this page, so that each has ids of its own
 
 export const reader = (root, source) => {
   const name = `reader${++made}-`;
-  const jump = one => ({ update: one.update, row: one.row ?? -1, ...UNFILTERED, sort: one.row === null ? "score" : "episode", down: one.row === null });
+  const jump = one => ({ update: one.update, row: one.row ?? -1, ...UNFILTERED, sort: "episode", down: false, ...one.row === null && SHOWN_BY.find(([words]) => words.test(one.sentence))[1] });
   const nameOf = key => source.names?.[key] ?? key;
   const odd = source.suspects ?? [], first = odd.find(one => one.row !== null) ?? odd[0];
   const at = {
@@ -284,8 +289,9 @@ export const reader = (root, source) => {
     return one;
   };
   const bar = part("div", root, "bar", { role: "group", ariaLabel: "Update" });
-  const run = part("details", root, "run", { open: !source.reported });
-  make("summary", { parent: run, text: "Curves of the run" });
+  const run = part("details", root, "run", {});
+  const brief = (source.curves ?? []).slice(0, 3).map(({ name, unit, lines: [{ points }] }) => `${name} ${plain(points[0][1], unit === "%" ? "%" : "")} → ${plain(points.at(-1)[1], unit)}`);
+  make("summary", { parent: run, text: `Curves of the run: ${brief.join(", ")}` });
   const curves = part("div", run, "curves", { tabIndex: 0, role: "region", ariaLabel: "Curves of the run" });
   const columns = part("div", root, "columns");
   const side = part("details", columns, "side", { open: true });
@@ -294,16 +300,16 @@ export const reader = (root, source) => {
   const facts = part("p", page, "facts", { id: name + "facts" });
   facts.setAttribute("aria-live", "polite");
   const head = part("div", page, "head");
-  const signals = labelled(head, "Tint", "select", { className: "signals", onchange: e => go({ signal: e.target.value }) });
+  const signals = labelled(head, "Signal", "select", { className: "signals", onchange: e => go({ signal: e.target.value }) });
   const legend = part("p", head, "legend");
   const tools = menu(head, "More");
   const asked = part("details", page, "asked", { open: true });
   const cut = make("summary", { parent: asked, text: "Prompt" });
   const prompt = part("div", asked, "prompt", { tabIndex: 0, role: "region", ariaLabel: "Prompt" });
+  const data = menu(head, "Columns", { title: "what came with the prompt" }).parentNode;
   const turns = part("div", page, "turns", { role: "group", ariaLabel: "Turns" });
   const body = part("div", page, "body");
   const text = part("div", body, "text", { role: "group", ariaLabel: "Answer, token by token" });
-  const map = part("div", body, "map", { ariaHidden: true });  // for the mouse: `l` goes to the same places
   const claims = part("p", page, "claims");
   const dock = part("div", page, "dock");
   const panel = part("section", dock, "panel", { hidden: true, tabIndex: 0, ariaLabel: "Panel" });
@@ -319,7 +325,7 @@ export const reader = (root, source) => {
   source.updates.forEach((one, i) => { if (!one.run) make("option", { parent: update, text: one.name, value: i }); });
   button(bar, "◀", () => turnBy(-1), { ariaLabel: "update before", title: "update before (,)" });
   button(bar, "▶", () => turnBy(1), { ariaLabel: "next update", title: "next update (.)" });
-  const alarms = odd.filter(one => one.row === null).length, strange = odd.length - alarms, several = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
+  const alarms = odd.filter(one => one.row === null).length, strange = odd.length - alarms;
   const verdict = [source.calm ? "No alarm in the curves" : alarms && several(alarms, "alarm"), strange && several(strange, "unusual episode")].filter(Boolean).join(" · ");
   if (odd.length) drawSuspects(menu(bar, verdict));
   else if (verdict) part("span", bar, "count", { text: verdict });
@@ -335,7 +341,7 @@ export const reader = (root, source) => {
   if (pressed) ([...bar.querySelectorAll("button")].find(one => one.textContent === pressed) ?? update).focus();
 
   const finder = part("div", side, "finder");
-  const find = labelled(finder, "Find", "input", { type: "search", placeholder: "Enter: in other updates",
+  const find = labelled(finder, "Find", "input", { type: "search", placeholder: "Search; Enter: next update",
     oninput: e => relist({ find: e.target.value }), onkeydown: e => { if (e.key === "Enter") seek(); } });
   const sort = labelled(finder, "Sort by", "select", { onchange: e => relist({ sort: e.target.value }) });
   const down = button(finder, "", () => relist({ down: !at.down }));
@@ -348,19 +354,15 @@ export const reader = (root, source) => {
   const tool = Object.entries(LETTERS).map(([letter, key]) => [key, keyed(tabs, PANELS[key], letter, () => toggle(key))]);
   const largest = keyed(tools, "Largest of the update", "L", () => toLargest(), { title: "the token of the whole update that holds most of this signal" });
   const keep = () => go({ beneath: at.beneath.includes(at.signal) ? at.beneath.filter(key => key !== at.signal) : [...at.beneath, at.signal].filter(Boolean) });
-  const kept = keyed(tools, "Strip beneath", "b", keep, { title: "keeps this signal in sight, to compare it with another" });
+  const kept = keyed(tools, "Keep this signal under the text", "b", keep, { title: "to compare it with another" });
   const evenly = keyed(tools, "Colour by rank", "e", () => go({ ranked: !at.ranked }), { title: "a few large numbers then leave colour for the others" });
   const plainly = keyed(tools, "Plain text", "x", () => go({ plain: !at.plain }));
-  const copy = button(tools, "Copy", async () => {
-    const row = current(), end = row.stopped && SPECIAL.test(row.pieces.at(-1) ?? "") ? row.pieces.at(-1).length : 0;
-    await navigator.clipboard?.writeText(row.text.slice(0, row.text.length - end)).then(() => copy.textContent = "Copied", () => copy.textContent = "Select it: no clipboard here");
-    setTimeout(() => copy.textContent = "Copy", 1500);
-  });
+  const exporting = button(tools, "Save the notes (JSONL)", () => saveNotes());
   function drawSuspects(box) {
     box.parentNode.classList.add("suspects");
     const jumps = part("ul", box);
-    for (const one of odd) button(make("li", { parent: jumps }), one.sentence, () => { closeMenus(); go(jump(one)); });
-    if (first.row !== null) make("p", { parent: box, className: "legend", text: "The page opens at the first of these. sd: standard deviations within updates, from the mean of the episode's own."
+    for (const one of odd) button(make("li", { parent: jumps }), one.sentence, () => { closeMenus(); goTo(one); });
+    if (first.row !== null) make("p", { parent: box, className: "legend", text: "The page opens at the first unusual episode. sd: standard deviations within updates, from the mean of the episode's own."
       + (odd.some(one => one.sentence.includes("repetition")) ? " Repetition: share of runs of three tokens that came before in the answer." : "") });
   }
 
@@ -393,22 +395,18 @@ export const reader = (root, source) => {
     options(sort, sorts(), at.sort);
     at.sort = sort.value;  // another update may have other columns
     list = listed();
-    const judged = pack.rows.some(row => row.badForm !== null), alike = pack.groups.filter(equal).length, there = {
-      ...Object.fromEntries(REASONS.map(why => [why, pack.rows.some(RULES[why])])),
-      "cut off": pack.stopped, "score above": pack.scores, "KL above": pack.rows.some(row => row.kl !== null),
-      "bad form": judged, "invents a fact": judged, "groups of equal scores": alike,
-    };
-    options(only, Object.keys(RULES).filter(rule => !(rule in there) || there[rule]), at.only);
+    const alike = pack.groups.filter(equal).length, there = rule => ["all", at.only].includes(rule) || pack.rows.some(/above/.test(rule) ? row => row[FIELDS[rule.split(" ")[0]]] !== null : RULES[rule]);
+    options(only, Object.keys(RULES).filter(there), at.only);
     above.parentNode.hidden = !at.only.includes("above");
     if (document.activeElement !== above) above.value = at.above;
     if (find.value !== at.find) find.value = at.find;
     down.textContent = at.down ? "↓" : "↑";
     down.ariaLabel = at.down ? "descending" : "ascending";
-    const all = pack.of === pack.rows.length ? pack.of : `the ${pack.rows.length} of ${pack.of} that are kept here`;
-    count.textContent = (list.length ? `${list.length} of ${all}` : "No episode is left.")
-      + (pack.groups.length ? `; ${pack.groups.length} group${pack.groups.length === 1 ? "" : "s"} of one prompt, ${alike || "none"} with equal scores (=)` : "");
+    const all = pack.of === pack.rows.length ? pack.of : `the ${pack.rows.length} of ${pack.of} that are kept here`, same = pack.rows.length > 1 && pack.groups[0]?.length === pack.rows.length;
+    count.textContent = !list.length ? "No episode matches." : list.length === all && same ? `${all} episodes` : `${list.length} of ${all}`;
+    if (list.length && pack.groups.length) count.textContent += same ? ", all with the same prompt" : `; ${several(pack.groups.length, "group")} of one prompt, ${alike || "none"} with equal scores (=)`;
     const scale = pack.scales.score ??= scaleOf([pack.rows.map(row => row.score)]);
-    drawRest = inSight(rows, list, list.findIndex(row => row.id === at.row) + SIGHT, row => lineOf(row, scale));
+    drawRest = inSight(rows, list, list.findIndex(row => row.id === at.row) + SIGHT, row => lineOf(row, scale), () => requestAnimationFrame(inView));
   };
   const preview = row => row.marks.length ? row.pieces.map((piece, t) => row.marks.some(one => one.at === t) ? ` ${piece}` : piece).join("") : row.text;
   const lineOf = (row, scale) => {
@@ -417,10 +415,10 @@ export const reader = (root, source) => {
     const score = make("b", { parent: line, text: pack.scores ? shown(row.score) : "", title: `score ${exact(row.score)}` });
     score.style.backgroundColor = tint(row.score, scale);
     const key = ["episode", "score", pack.unit].includes(at.sort) ? "KL" : at.sort, x = value(row, key);
-    const told = key.startsWith("group ") ? `group ${shown(row.mean)} ± ${plain(row.spread, "")}` : `${key} ${key in pack.columns && Number.isInteger(x) ? x : shown(x)}`;
+    const told = key.startsWith("group ") ? `group ${shown(row.mean)} ± ${plain(row.spread, "")}` : `${key} ${whole(pack, key, x)}`;
     make("span", { parent: line, text: (x ?? null) === null ? "" : told, title: `${key} ${exact(x)}` });
-    make("span", { parent: line, text: `${equal(row.group) ? "= " : ""}${row.written} ${row.stopped === null ? "" : (row.reason ? row.reason === "terminated" : row.stopped) ? "■" : "✂"}`.trim(),
-      title: [counted(row, pack), ending(row)].filter(Boolean).join(", ") });
+    make("span", { parent: line, text: `${noted(row) ? "✎ " : ""}${equal(row.group) ? "= " : ""}${row.written} ${row.won ?? (row.stopped === null ? "" : (row.reason ? row.reason === "terminated" : row.stopped) ? "■" : "✂")}`.trim(),
+      title: [counted(row, pack), ending(row), noted(row)?.note].filter(Boolean).join(", ") });
     make("bdi", { parent: line, text: preview(row).replaceAll("\n", " ").trim() || "(nothing)" });
     return line;
   };
@@ -489,6 +487,7 @@ export const reader = (root, source) => {
         if (colours.length < 2) token.style.backgroundColor = colours[0];
         else token.style.backgroundImage = `linear-gradient(90deg, ${colours.map((one, k) => `${one} ${k * width}% ${(k + 1) * width}%`)})`;
         if (!scale.way && within(its).some(t => numbers[t] < 0)) token.classList.add("below");
+        if (within(its).some(t => beyond(numbers[t], scale))) token.classList.add("beyond");
         if (at.signal === "ratio - 1" && within(its).some(t => row.signals.clipped?.[t])) token.classList.add("clipped");
         token.dataset.number = within(its).map(t => shown(numbers[t])).join(" ");
       }
@@ -535,8 +534,10 @@ export const reader = (root, source) => {
           title: `${slot}: ${told ? "covered" : "missing"} in the answer` });
       } else place.append(word);
     }
-    for (const [key, column] of Object.entries(pack.columns)) if (typeof column[row.i] !== "number" && key !== "stop_reason")
-      make("bdi", { parent: make("p", { parent: prompt, text: `${key}: ` }), text: String(column[row.i] ?? "–") });
+    const more = Object.entries(pack.columns).filter(([key, column]) => typeof column[row.i] !== "number" && key !== "stop_reason");
+    data.hidden = !more.length;
+    data.lastChild.replaceChildren();
+    for (const [key, column] of more) make("bdi", { parent: make("p", { parent: data.lastChild, text: `${key}: ` }), text: String(column[row.i] ?? "–") });
   };
   const tellCut = () => {  // of a prompt that is longer than its place: the last question is in sight, and it is said
     prompt.scrollTop = [...prompt.querySelectorAll(".turn")].at(-1)?.offsetTop ?? 0;
@@ -570,7 +571,7 @@ export const reader = (root, source) => {
     turns.hidden = true;
     claims.textContent = "";
     panel.hidden = true;
-    if (!row) { facts.textContent = "No episode is left."; return; }
+    if (!row) { facts.textContent = "No episode matches."; return; }
     const names = Object.keys(row.signals).filter(key => key !== "clipped"), claim = known(row);
     if (at.signal && !names.includes(at.signal)) at.signal = names[0] ?? "";
     facts.replaceChildren();
@@ -578,7 +579,8 @@ export const reader = (root, source) => {
       row.score !== null && ["score ", number(row.score)],
       row.raw !== null && row.raw !== row.score && ["raw score ", number(row.raw)],
       row.kl !== null && ["KL ", number(row.kl), " nats"], counted(row, pack), ending(row),
-      ...Object.entries(pack.columns).filter(([key, column]) => key !== "turns" && typeof column[row.i] === "number").map(([key, column]) => [`${key} `, number(column[row.i])]));
+      ...Object.entries(pack.columns).filter(([key, column]) => key !== "turns" && !(row.won && key === "info/won") && typeof column[row.i] === "number")
+        .map(([key, column]) => [`${key} `, make("span", { text: whole(pack, key, column[row.i]), title: exact(column[row.i]) })]));
     if (row.group.length > 1) drawGroup(row);
     drawPrompt(row, claim);
     if (signals.dataset.names !== names.join()) {
@@ -602,9 +604,9 @@ export const reader = (root, source) => {
     text.classList.toggle("plain", at.plain);
     plainly.setAttribute("aria-pressed", at.plain);
     evenly.setAttribute("aria-pressed", at.ranked);
+    exporting.hidden = !Object.keys(notesOf).length;
     depths = boxes.map(its => row.stored.masked?.[its.from] ? 0 : Math.max(...within(its).map(t => depth(numbers?.[t] ?? NaN, scale))));
-    remap = () => drawMap(boxes, numbers, scale);
-    requestAnimationFrame(() => { remap(); tellCut(); });  // with the frame's own layout: a key is answered first
+    requestAnimationFrame(tellCut);  // with the frame's own layout: a key is answered first
     tokensOf().forEach((token, t) => {
       token.tabIndex = t ? -1 : 0;
       token.onfocus = token.onmouseenter;
@@ -618,7 +620,7 @@ export const reader = (root, source) => {
   };
   const drawGroup = row => {
     const box = make("span", { parent: facts, className: "group" });
-    box.append(`one of ${row.group.length} answers to its prompt`, ...equal(row.group) ? [", scores all equal: comparing them teaches nothing"]
+    box.append(` · one of ${row.group.length} answers to its prompt`, ...equal(row.group) ? [", scores all equal: comparing them teaches nothing"]
       : "mean" in row ? [", scores ", number(row.mean), ` ± ${plain(row.spread, "")}`] : [], " ");
     for (const [text, by, said] of [["◀", -1, "answer before, same prompt ([)"], ["▶", 1, "next answer, same prompt (])"]])
       button(box, text, () => alongGroup(by), { ariaLabel: said, title: said });
@@ -635,7 +637,7 @@ export const reader = (root, source) => {
     const known = starts.length - (["terminated", "max_turns"].includes(row.reason) ? 0 : 1);  // what comes after a truncated end is not
     const gains = before.slice(0, known).map((v, k) => paid[k] + (before[k + 1] ?? 0) - v), [most, next] = [...gains.keys()].sort((a, b) => gains[a] - gains[b]);
     before.forEach((v, k) => {
-      const one = button(turns, "", () => toTurn(k), { ariaLabel: `turn ${k + 1}`, title: `turn ${k + 1}: value before it ${exact(v)}, rewards ${exact(paid[k])}` });
+      const one = button(turns, "", () => toTurn(k), { ariaLabel: `turn ${k + 1}`, title: `turn ${k + 1}: value before the turn ${exact(v)}, rewards ${exact(paid[k])}` });
       make("i", { parent: one }).style.height = `${10 + 90 * depth(v, scale)}%`;
       make(k === most && gains[k] < 0 ? "b" : "span", { parent: one, text: k + 1 });
     });
@@ -657,47 +659,37 @@ export const reader = (root, source) => {
       const { way, low, high } = scaleFor(pack, key), kind = way > 0 ? "rising" : way < 0 ? "falling" : "";
       return [more, number(low), " ", make("span", { className: `scale ${kind}`, text: way ? "" : "0" }), " ", number(high)];
     };
-    legend.textContent = names.length && !at.signal ? "No tint: choose a signal." : "";
+    legend.textContent = names.length && !at.signal ? "No signal: choose one." : "";
     if (strips.length) spaced(make("div", { parent: legend, text: "Beneath, from the top: " }), ...strips.map(key => scaled(key, `${nameOf(key)} `)));
     if (!at.signal) return;
     const rows = (pack.rows.some(row => row.signals.clipped) && at.signal === "ratio - 1" ? " A line above: clipped." : "")
       + (current().stored.masked?.includes(1) && !current().marks.length ? " Grey: masked." : "");
-    legend.prepend(...scaled(at.signal, tried() ? `${WAYS[at.seen]}: ` : ""), at.ranked ? ` by rank.${rows}` : `${rows && "."}${rows}`);
+    const past = pack.rows.length && current().signals[at.signal].some(x => beyond(x, { ...scaleFor(pack, at.signal), ranked: at.ranked })) ? " Bold: beyond it." : "";
+    legend.prepend(...scaled(at.signal, tried() ? `${WAYS[at.seen]}: ` : ""), at.ranked ? ` by rank.${rows}` : `${(past || rows) && "."}${past}${rows}`);
     legend.title = at.ranked ? "" : `${100 * FULL} % of this update is paler than full colour`;
   };
 
-  // The lines that hold most, beside the text: as high as the text, or as the window.
-  let depths = [], differing = false, remap = () => {};
-  const resized = new ResizeObserver(() => { remap(); inView(); });
+  let depths = [], differing = false;
+  const resized = new ResizeObserver(() => inView());
   [text, rows].forEach(one => resized.observe(one));
-  const drawMap = (boxes, numbers, scale) => {
-    map.replaceChildren();
-    if (!text.offsetHeight) return;  // not in sight yet
-    const start = text.getBoundingClientRect().top - text.scrollTop, tall = text.scrollHeight / 100, lines = new Map();
-    const seen = text.clientHeight;
-    tokensOf().forEach((token, i) => {
-      const { top, height } = token.getBoundingClientRect(), line = Math.round(top / 6), known = lines.get(line);
-      if (!known || depths[i] > depths[known.i]) lines.set(line, { i, top, height });
-    });
-    for (const { i, top, height } of lines.values()) {
-      const mark = make("i", { parent: map, onclick: () => toToken(i) }), t = within(boxes[i]).find(t => depth(numbers?.[t] ?? NaN, scale) === depths[i]);
-      Object.assign(mark.style, { top: `${(top - start) / tall}%`, height: `${height / tall}%`,
-        backgroundColor: numbers && t !== undefined ? tint(numbers[t], scale) : "" });
-    }
-    map.style.height = `${seen}px`;
-  };
   const toLarge = () => {
     const from = tokenAt() + 1, order = [...depths.keys()].map(i => (from + i) % depths.length);
     const next = order.find(i => depths[i] >= 1) ?? order.reduce((a, b) => depths[b] > depths[a] ? b : a, 0);
     toToken(next);
   };
-  const toLargest = async () => {
-    const { way } = scaleFor(pack, at.signal), size = x => way ? way * x : Math.abs(x);
+  const toLargest = async (rows = pack.rows, signed = false) => {
+    const { way } = scaleFor(pack, at.signal), size = x => way ? way * x : signed ? x : Math.abs(x);
     let most = { x: -Infinity };
-    for (const row of pack.rows) row.signals[at.signal]?.forEach((one, t) => { if (t < row.length && !row.stored.masked?.[t] && size(one) > most.x) most = { x: size(one), row, t }; });
+    for (const row of rows) row.signals[at.signal]?.forEach((one, t) => { if (t < row.length && !row.stored.masked?.[t] && size(one) > most.x) most = { x: size(one), row, t }; });
     if (!most.row) return;
-    await go({ row: most.row.id, ...UNFILTERED });
+    if (most.row !== current()) await go({ row: most.row.id, ...UNFILTERED });
     toToken(boxesOf(most.row.pieces).findIndex(its => its.to > most.t));
+  };
+  const toCostly = () => current() && toLargest([current()], true);  // of this answer, the most above zero
+  const goTo = async one => {
+    const costly = one.sentence.includes(", most on “");
+    await go({ ...jump(one), ...costly && { signal: "kl" } });
+    if (costly) toCostly();
   };
   const point = (token, its) => {  // the same token in text and table
     const lines = [...panel.querySelectorAll("tbody tr")], wide = panel.querySelector(".wide");
@@ -717,29 +709,33 @@ export const reader = (root, source) => {
     panel.replaceChildren();
     panel.dataset.kind = at.panel;
     if (!at.panel) { unfolded = ""; return; }
-    ({ table: drawTable, what: drawWhat, same: drawSame, plot: drawPlot, keys: drawKeys })[at.panel](row, names);
+    ({ table: drawTable, what: drawWhat, same: drawSame, plot: drawPlot, note: drawNote, keys: drawKeys })[at.panel](row, names);
     if (unfolded !== at.panel && narrow()) panel.scrollIntoView({ block: "nearest" });
     unfolded = at.panel;
   };
   const drawTable = (row, names) => {
     const wide = part("div", panel, "wide", { tabIndex: 0, role: "region", ariaLabel: "All signals" });
     const table = make("table", { parent: wide }), head = make("tr", { parent: make("thead", { parent: table }) });
-    make("th", { parent: head, text: "token", scope: "col" });
+    const corner = make("th", { parent: head, text: "token", scope: "col" });
     for (const key of names) make("th", { parent: head, text: nameOf(key), title: key, scope: "col" });
     const scales = names.map(key => scaleFor(pack, key)), lineOf = ([its, i, t, part]) => {
       const line = make("tr", { onclick: () => toToken(i), onmouseenter: () => point(tokensOf()[i], its) });
       make("bdi", { parent: make("th", { parent: line, text: `${t + 1} `, scope: "row" }), text: part ? "·" : named(its.text.trim() || its.text) });
       names.forEach((key, k) => {
         const x = row.signals[key][t];
-        make("td", { parent: line, text: shown(x), title: exact(x) }).style.backgroundColor = tint(x, scales[k]);
+        make("td", { parent: line, text: shown(x), title: exact(x), className: beyond(x, scales[k]) ? "beyond" : "" }).style.backgroundColor = tint(x, scales[k]);
       });
       return line;
     };
     const lines = boxesOf(row.pieces).flatMap((its, i) => within(its).map((t, part) => [its, i, t, part]));
-    inSight(make("tbody", { parent: table }), lines, SIGHT, lineOf, () => focused()?.onfocus?.());
+    inSight(make("tbody", { parent: table }), lines, SIGHT, lineOf, () => {
+      focused()?.onfocus?.();
+      if (wide.scrollHeight > wide.clientHeight + 2) corner.textContent = `token (${lines.length}, scroll)`;
+    });
   };
   const drawKeys = () => {
-    for (const [title, told] of [["Keys", KEYS], ["Words", WORDS]]) {
+    const listed = [...KEYS.map(([, key, does]) => [key, does]), ...Object.entries(LETTERS).map(([key, its]) => [key, `opens and closes ${PANELS[its]}`])];
+    for (const [title, told] of [["Keys", listed], ["Words", WORDS]]) {
       make("h2", { parent: panel, text: title });
       const kept = make("dl", { parent: panel });
       for (const [key, does] of told) { make("dt", { parent: kept, text: key }); make("dd", { parent: kept, text: does }); }
@@ -760,17 +756,15 @@ export const reader = (root, source) => {
       for (const [key, x] of Object.entries(more)) node.setAttribute(key, x);
       return parent.appendChild(node);
     };
-    const choices = [["x", "Along", names, pack.unit], ["y", "Up", [...names, "how many"], "score"]];
+    const choices = [["x", "Along", names, pack.unit], ["y", "Up", names, "score"]];
     for (const [axis, text, all, usual] of choices) {
       const select = labelled(box, text, "select", { onchange: e => { plotted[axis] = e.target.value; draw(); } });
       options(select, all, plotted[axis] || usual);
       plotted[axis] = select.value;
     }
-    const { x, y } = plotted, counts = y === "how many", many = pack.rows.filter(one => Number.isFinite(value(one, x)) && (counts || Number.isFinite(value(one, y))));
+    const { x, y } = plotted, many = pack.rows.filter(one => Number.isFinite(value(one, x)) && Number.isFinite(value(one, y)));
     const ends = numbers => [Math.min(...numbers), Math.max(...numbers)], [left, right] = ends(many.map(one => value(one, x)));
-    const bins = Array.from({ length: 20 }, () => []);
-    for (const one of many) bins[Math.min(19, Math.floor(20 * (value(one, x) - left) / (right - left || 1)))].push(one);
-    const [low, high] = counts ? [0, Math.max(...bins.map(bin => bin.length))] : ends(many.map(one => value(one, y)));
+    const [low, high] = ends(many.map(one => value(one, y)));
     const across = v => 50 + 530 * (v - left) / (right - left || 1), up = v => 210 - 190 * (v - low) / (high - low || 1);
     const picture = svg("svg", panel, { viewBox: "0 0 600 250", class: "plot", role: "img", "aria-label": `${y} against ${x} of ${many.length} episodes` });
     svg("path", picture, { d: "M50 20V210H580", class: "axis" });
@@ -779,12 +773,34 @@ export const reader = (root, source) => {
       label(at, Number.isInteger(v) ? v : plain(v, ""), { "text-anchor": anchor });
     label([315, 244], x, { "text-anchor": "middle" });
     label([50, 12], y, {});
-    const point = (node, its, text) => { svg("title", node, {}).textContent = text; node.onclick = () => go({ row: its.id, ...UNFILTERED }); };
-    if (counts) bins.forEach((bin, k) => bin.length && point(svg("rect", picture, { x: 50 + 26.5 * k, width: 25.5, y: up(bin.length), height: 210 - up(bin.length), class: bin.includes(row) ? "mine" : "point" }),
-      bin[0], `${bin.length} episodes, the first of them ${bin[0].id}`));
-    else for (const one of [...many.filter(one => one !== row), ...many.filter(one => one === row)])
-      point(svg("circle", picture, { cx: across(value(one, x)), cy: up(value(one, y)), r: one === row ? 6 : 4, class: one === row ? "mine" : "point" }), one,
-        `episode ${one.id}: ${x} ${shown(value(one, x))}, ${y} ${shown(value(one, y))}`);
+    for (const one of [...many.filter(one => one !== row), ...many.filter(one => one === row)]) {
+      const point = svg("circle", picture, { cx: across(value(one, x)), cy: up(value(one, y)), r: one === row ? 6 : 4, class: one === row ? "mine" : "point" });
+      svg("title", point, {}).textContent = `episode ${one.id}: ${x} ${shown(value(one, x))}, ${y} ${shown(value(one, y))}`;
+      point.onclick = () => go({ row: one.id, ...UNFILTERED });
+    }
+  };
+  // A note is kept with what it is on, so that all of them are a file without opening an update again.
+  const shelf = `rlhf-notes ${location.pathname} ${source.title}`, notesOf = NOTES[shelf] ??= remembered(shelf) ?? {};
+  const noted = row => notesOf[`${source.updates[at.update].name} ${row.id}`];
+  const saveNotes = () => {
+    const lines = Object.values(notesOf).map(one => JSON.stringify(one) + "\n"), href = URL.createObjectURL(new Blob(lines, { type: "application/jsonl" }));
+    make("a", { href, download: "notes.jsonl" }).click();
+    setTimeout(() => URL.revokeObjectURL(href), 1e3);
+  };
+  const drawNote = row => {
+    const key = `${source.updates[at.update].name} ${row.id}`, said = make("p", { className: "legend", role: "status" });
+    const box = labelled(panel, "Note on this episode", "textarea", { rows: 4, value: noted(row)?.note ?? "" });
+    box.oninput = () => {
+      const record = { update: pack.update, episode: row.id, prompt: row.prompt.text, answer: row.text, score: row.score, note: box.value };
+      if (box.value.trim()) notesOf[key] = record; else delete notesOf[key];
+      const kept = remembered(shelf, notesOf);
+      said.textContent = kept ? "Kept in this browser." : "Kept while this page is open: this browser stores nothing for it. Save the notes before you close it.";
+      exporting.hidden = !Object.keys(notesOf).length;
+      rows.querySelector(`[data-id="${row.id}"]`)?.replaceWith(lineOf(row, pack.scales.score));
+      markList();
+    };
+    panel.append(said);
+    if (unfolded !== "note") box.focus();
   };
   let answer = null, unfolded = "", refit = () => false;  // refit: the controls of the what-if, to what is asked now
   const basis = () => pack.recipe ?? pack.asks;  // asks: the file does not say, so the reader chooses
@@ -792,7 +808,7 @@ export const reader = (root, source) => {
   const drawWhat = row => {
     refit = () => false;
     if (!basis()) {
-      make("p", { parent: panel, text: `${pack.told} So nothing can be computed with other settings.` });
+      make("p", { parent: panel, text: `${pack.told}${pack.turn_marks ? "" : " So nothing can be computed with other settings."}` });
       return;
     }
     const box = part("div", panel, "settings"), chosen = controls(row);
@@ -890,7 +906,7 @@ export const reader = (root, source) => {
       }
     }
     legend.hidden = here.length + others.length < 2;
-    if (legend.hidden) make("p", { parent: panel, text: "This prompt was asked once in what is kept here." });
+    if (legend.hidden) make("p", { parent: panel, text: "No other saved answer has this prompt." });
   };
 
   // ---- Curves ----
@@ -949,7 +965,7 @@ export const reader = (root, source) => {
     const name = asked.get("update"), episode = asked.get("episode"), digits = /^\d{1,9}$/;
     const index = name === null ? at.update : source.updates.findIndex(one => !one.run && one.name === name);
     let absent = "";
-    if (asked.has("signal")) place.signal = asked.get("signal");
+    if (asked.has("signal")) [place.signal, opening] = [asked.get("signal"), false];
     if (index < 0) absent = `${digits.test(name) ? `Update ${name}` : "The update of this address"} is not in this file.`;
     else if (name !== null || episode !== null) {
       const there = await source.load(index).catch(() => null);
@@ -963,6 +979,7 @@ export const reader = (root, source) => {
       }
     }
     await go(place);
+    if (asked.has("token") && mine === visits) toCostly();
     if (absent && mine === visits) announce(lost = absent);
   };
   let latest = 0;
@@ -1002,34 +1019,43 @@ export const reader = (root, source) => {
       const k = mine[(mine.indexOf(at.update) + i) % mine.length];
       if ((await source.load(k)).rows.some(row => [row.prompt.text, row.text].join("\n").toLowerCase().includes(words))) return go({ update: k, row: -1 });
     }
-    announce("No other update has it.");
+    announce(list.length ? "In no other update." : "In no update.");
+    if (!list.length) count.textContent = "No episode of any update matches.";
   };
   const turnBy = by => go({ update: beside([...source.updates.keys()].filter(i => !source.updates[i].run), at.update, by) });
+  const KEYS = [  // keys; how they are listed; what they do, and how
+    ["n ArrowDown ArrowRight", "n, ↓ or →", "the next episode", () => stepBy(1)],
+    ["p ArrowUp ArrowLeft", "p, ↑ or ←", "the episode before", () => stepBy(-1)],
+    [". ,", ". and ,", "the next update, the one before", key => turnBy(key === "." ? 1 : -1)],
+    ["", "1, 2, …", "the signal behind the text; once more: none"],
+    ["", "← →", "from token to token, once one of them has the focus"],
+    ["l", "l", "the next token in full colour; where none is, the one with most", () => toLarge()],
+    ["L", "L", "the token of the whole update with most of this signal", () => toLargest()],
+    ["j k", "j and k", "the next turn, the one before", key => toTurn(turnNow + (key === "j" ? 1 : -1))],
+    ["[ ]", "[ and ]", "the answer before and after it to the same prompt", key => alongGroup(key === "[" ? -1 : 1)],
+    ["/", "/", "find in prompts and answers; Enter: in the next update that has it", () => { side.open = true; find.focus(); }],
+    ["b", "b", "keeps this signal under the text, or no longer", keep],
+    ["e", "e", "colour by rank", () => go({ ranked: !at.ranked })],
+    ["x", "x", "plain text", () => go({ plain: !at.plain })],
+    ["d", "d", "of what if: before, after, difference", () => at.panel === "what" && go({ seen: { before: "after", after: "difference", difference: "before" }[at.seen] })],
+    ...source.reported ? [["", "r", "Result or Rollouts"]] : [],
+    ["", "Escape", "closes what is open"],
+  ];
+  const acts = Object.fromEntries([...KEYS.flatMap(([keys, , , act]) => keys.split(" ").filter(Boolean).map(key => [key, act])), ...Object.keys(LETTERS).map(key => [key, () => toggle(LETTERS[key])])]);
+  root.addEventListener("change", e => { if (e.target.tagName === "SELECT" && !e.target.matches(":focus-visible")) toList(); });  // chosen with the mouse
   root.addEventListener("keydown", e => {
-    const on = e.target, typing = /^(INPUT|SELECT|TEXTAREA)$/.test(on.tagName);
+    const on = e.target, moves = on.tagName === "SELECT" || on.type === "range", typing = !moves && /^(INPUT|TEXTAREA)$/.test(on.tagName);
     if (e.ctrlKey || e.metaKey || e.altKey || e.defaultPrevented) return;
+    const digit = /^[1-9]$/.test(e.key) && signals.options[e.key]?.value;
     if (e.key === "Escape") {
-      if (typing) toList();
+      if (typing || moves) toList();
       closeMenus();
       if (at.panel) go({ panel: "" });
-      if (!typing && root.contains(on)) tool[0][1].focus({ preventScroll: true });
-    } else if (typing || (on.classList.contains("wide") || on === prompt || on === curves) && e.key.startsWith("Arrow")) return;
+      if (!typing && !moves && root.contains(on)) tool[0][1].focus({ preventScroll: true });
+    } else if (typing || moves && /^(Arrow|\d)/.test(e.key) || (on.classList.contains("wide") || on === prompt || on === curves) && e.key.startsWith("Arrow")) return;
     else if (on.classList.contains("token") && /^Arrow(Left|Right)$/.test(e.key)) toToken(tokenAt() + (e.key === "ArrowLeft" ? -1 : 1));
-    else if (["n", "ArrowDown", "ArrowRight"].includes(e.key)) stepBy(1);
-    else if (["p", "ArrowUp", "ArrowLeft"].includes(e.key)) stepBy(-1);
-    else if (e.key === ".") turnBy(1);
-    else if (e.key === ",") turnBy(-1);
-    else if (e.key === "/") { side.open = true; find.focus(); }
-    else if (LETTERS[e.key]) toggle(LETTERS[e.key]);
-    else if (e.key === "l") toLarge();
-    else if (e.key === "L") toLargest();
-    else if (e.key === "[" || e.key === "]") alongGroup(e.key === "[" ? -1 : 1);
-    else if (e.key === "x") go({ plain: !at.plain });
-    else if (e.key === "e") go({ ranked: !at.ranked });
-    else if (e.key === "j" || e.key === "k") toTurn(turnNow + (e.key === "j" ? 1 : -1));
-    else if (e.key === "b") keep();
-    else if (e.key === "d" && at.panel === "what") go({ seen: { before: "after", after: "difference", difference: "before" }[at.seen] });
-    else if (/^[1-9]$/.test(e.key) && signals.options[e.key]) go({ signal: at.signal === signals.options[e.key].value ? "" : signals.options[e.key].value });
+    else if (Object.hasOwn(acts, e.key)) acts[e.key](e.key);
+    else if (digit) go({ signal: at.signal === digit ? "" : digit });
     else return;
     e.preventDefault();
     e.stopPropagation();
@@ -1116,8 +1142,9 @@ if (kept) {
   };
   addEventListener("hashchange", show);
   document.addEventListener("keydown", e => {
-    if (!report || e.key !== "r" || !e.isTrusted || e.ctrlKey || e.metaKey || e.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(e.target.tagName)) return;
-    location.hash = document.body.dataset.view === "result" ? "rollouts" : "";
+    const result = document.body.dataset.view === "result";  // there `?` opens the list of keys in the other view
+    if (!report || !(e.key === "r" || e.key === "?" && result) || !e.isTrusted || e.ctrlKey || e.metaKey || e.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(e.target.tagName)) return;
+    location.hash = result ? "rollouts" : "";
     show();  // at once, before a place is written
   });
   show();
