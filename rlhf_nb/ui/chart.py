@@ -81,12 +81,8 @@ def curve_svg(line: Points, marks: Sequence[int], name: str, unit: str) -> str:
     )
 
 
-def curve_strip(
-    lines: Mapping[int, Points], span: tuple[float, float], title: str, alone: bool = False
-) -> str:
-    """Lines of several runs above an axis without numbers; `reader.js` moves the rings along them.
-    Alone it is an image, which inherits no style."""
-    style = element("style", asset("theme.css"), asset("curve.css")) if alone else ""
+def curve_strip(lines: Mapping[int, Points], span: tuple[float, float], title: str) -> str:
+    "Lines of several runs above an axis without numbers; `reader.js` moves the rings along them."
     drawn, x, y = draw_lines(lines, span, STRIP)
     dots = [
         element("circle", cx=x(u), cy=y(value), r=2, class_=f"dot{i}")
@@ -94,8 +90,7 @@ def curve_strip(
         if len(line) <= FEW_MARKS
         for u, value in line
     ]
-    parts = dict(theme="rlhf" * alone, style=style, lines="".join(dots) + drawn)
-    return asset("strip.svg").format(title=escape(visible(title)), **parts)
+    return asset("strip.svg").format(title=escape(visible(title)), lines="".join(dots) + drawn)
 
 
 def curve_picture(svg: str, description: str, width: int = 260, height: int = 140) -> str:

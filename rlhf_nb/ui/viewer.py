@@ -322,8 +322,8 @@ class RunBrowser:
         tokens = episode_tokens(r, suspect.episode)
         row = r.kl[suspect.episode, : len(tokens)].float()  # what pads it is 0, and may be most
         token = visible(tokens[most := int(row.argmax())]).strip()
-        where = f"most on “{token}” ({row[most]:+.2f})"
-        return replace(suspect, sentence=f"{suspect.sentence}, {where}")
+        told = f", most on “{token}” (KL {row[most]:+.2f})" if row[most] >= 0.005 else ""
+        return replace(suspect, sentence=suspect.sentence + told)
 
     def search(self) -> None:
         "Read the numbers of every update, and name the oddest episodes of all."
