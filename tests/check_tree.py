@@ -33,8 +33,7 @@ README, IMAGES, INDEX = "README.md", "README_files", "nbs/index.ipynb"
 
 
 def tree(root: Path) -> dict[str, bytes]:  # path below root -> content, without what git ignores
-    """Every file of the tree, new ones too. Where there is no git, the folders that nbdev writes to
-    and the top level."""
+    "Every file of the tree, new ones too; without git, nbdev's folders and the top level."
     listed = subprocess.run(
         ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=root, capture_output=True
     )
@@ -132,8 +131,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def strip_widgets(nb: dict) -> list[str]:  # what was taken out
-    """Take widget state out of a notebook, and views of widgets out of its outputs; the text and
-    pictures beside them stay."""
+    "Take widgets' state and views out of a notebook; the text and pictures beside them stay."
     found = (
         ["widget state in its metadata"]
         if nb.get("metadata", {}).pop("widgets", None) is not None
@@ -185,8 +183,7 @@ def relink(
 
 
 def render_readme(root: Path) -> dict[str, bytes]:
-    """README.md and its images from the index notebook. `#| hide` leaves a cell out, `#| echo:
-    false` its code."""
+    "README.md and its images from the index. `#| hide` drops a cell, `#| echo: false` its code."
     import nbformat
     from nbconvert import MarkdownExporter
 

@@ -739,8 +739,7 @@ def judged(*row):
 
 
 def write_run(folder, word=lambda text: text, updates=5, curves=False):
-    """A whole run folder; `word` may make its texts hostile. Pictures take time: without curves
-    PPO's log has one metric."""
+    "A run's folder; `word` may make its texts hostile. Without curves PPO's log has one metric."
     (folder / "completions").mkdir(parents=True)
     (folder / "ppo" / "rollouts").mkdir(parents=True)
     (folder / "demo.json").write_text('{"demo": "a1b2"}')

@@ -7,10 +7,11 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, reduce
 from inspect import cleandoc
 from math import inf, isfinite
 from numbers import Integral, Real
+from operator import or_
 from os import PathLike
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -245,6 +246,18 @@ def hints_of(kind: type) -> dict[str, Any]:
     return {name: hint for name, hint in hints.items() if name not in CONVERTED}
 
 
+def annotation(kept: Any) -> Any:
+    """What rlhf_nb/cli/pages.json keeps of an annotation: "int", "float", a value or None for
+    itself, {"int": its range}, {"list": its items}, and [one, or another] of these."""
+    if isinstance(kept, list):
+        return reduce(or_, map(annotation, kept))
+    if isinstance(kept, dict):
+        kind, of = next(iter(kept.items()))
+        made: Any = list if kind == "list" else Annotated
+        return made[annotation(of) if kind == "list" else (annotation(kind), Range(**of))]
+    return dict(int=int, float=float).get(kept, Literal[kept])
+
+
 def options_of(hint: Any) -> list[Any]:
     "The types that an annotation allows; a text beside an enumeration must be one of its values."
     parts = list(get_args(hint)) if get_origin(hint) in (Union, UnionType) else [hint]
@@ -313,8 +326,7 @@ def check_fields(
     config: Any,  # a dataclass, filled
     flag: str = "",  # in front of a name: "--" on the command line
 ) -> None:
-    """Raises ValueError that names the first field with a wrong type, or outside its range. Numbers
-    of numpy become Python's."""
+    "ValueError on the first field of a wrong type or range. Numbers of numpy become Python's."
     kind: Any = type(config)
     for name, hint in hints_of(kind).items():
         value = getattr(config, name, None)

@@ -79,8 +79,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
 
 def write_text_atomic(path: str | Path, text: str | bytes) -> None:
-    """The file is there whole or not at all. A link stays, and its target is written; a device or
-    a pipe is written to."""
+    "The file is there whole or not at all. Of a link the target is written; devices and pipes too."
     data = text.encode("utf-8") if isinstance(text, str) else text
     with written_to(path):
         if os.path.exists(path) and not os.path.isfile(path):
@@ -126,6 +125,26 @@ def check_folder(name: str, before: str = "") -> None:
     of_folder = re.match(r"[~./\\]|\w:|.*/$|.*/.*/", name) and not name.endswith(".gguf")
     if of_folder and not Path(name).exists():
         raise FileNotFoundError(f"{before}there is no folder {name}: give one that was saved to.")
+
+
+SAVED = dict(
+    model=["config.json", "adapter_config.json", "*.gguf"],
+    adapter=["adapter_config.json"],
+    **{"value head": ["model.safetensors"]},
+    tokenizer=["tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*", "*.gguf"],
+)
+
+
+def check_saved(name: str, what: str, before: str = "") -> None:
+    "Raises FileNotFoundError where a folder holds no such model, adapter, head or tokenizer."
+    folder = Path(name)
+    if folder.is_dir() and not any(any(folder.glob(file)) for file in SAVED[what]):
+        inside = sorted({p.parent.name for file in SAVED[what] for p in folder.glob(f"*/{file}")})
+        such = f" In it, these have one: {', '.join(inside)}." if inside else ""
+        raise FileNotFoundError(
+            f"{before}{name} has no {SAVED[what][0]}: give the folder that a {what} was saved to."
+            f"{such}"
+        )
 
 
 def parse_json(text: str | bytes, **how: Any) -> Any:

@@ -77,8 +77,7 @@ def prompts(subject: Subject) -> Finding:
 
 
 @RUNGS.rung(
-    "data: lengths",
-    "response_length, max_prompt_length, and the unit: tokens of this tokenizer",
+    "data: lengths", "response_length, max_prompt_length, and the unit: tokens of this tokenizer"
 )
 def lengths(subject: Subject) -> Finding:
     """at most half of the references are longer than response_length, or the median answer is cut
@@ -97,10 +96,7 @@ def lengths(subject: Subject) -> Finding:
     return Finding(cut <= 0.5, text)
 
 
-@RUNGS.rung(
-    "data: episodes",
-    "stop_token, stop_token_id, the mask of the response, the pad token",
-)
+@RUNGS.rung("data: episodes", "stop_token, stop_token_id, the mask of the response, the pad token")
 def episodes(subject: Subject) -> Finding:
     """the first stop token ends a response and counts, nothing behind it does (2403.17031;
     definition)"""
@@ -120,8 +116,7 @@ def episodes(subject: Subject) -> Finding:
 
 @RUNGS.rung(
     "data: stop token",
-    "whether SFT trained on the stop token (labels of -100 where pad is eos), stop_token, "
-    "response_length",
+    "SFT on the stop token (labels of -100 where pad is eos), stop_token, response_length",
 )
 def stop_token(subject: Subject) -> Finding:
     """at least one response of the whole run ends by itself, else the EOS penalty is a constant
@@ -370,8 +365,7 @@ def user_pairs(subject: Subject) -> Finding:
 
 @RUNGS.rung(
     "rewards: pairs",
-    "the reward function's comparison, the column it compares with, the labels of the reward "
-    "model's pairs",
+    "the reward function's comparison, its column, the labels of the reward model's pairs",
     needs=("rewards: judges",),
 )
 def pairs(subject: Subject) -> Finding:
@@ -427,8 +421,7 @@ def edges(subject: Subject) -> Finding:
 
 @RUNGS.rung(
     "rewards: spread",
-    "temperature, response_length, a reward that depends on the prompt alone or is nearly always "
-    "the same",
+    "temperature, response_length, a reward of the prompt alone or nearly always the same",
 )
 def spread(subject: Subject) -> Finding:
     """above 0 between responses to one prompt: without a difference nothing is preferred, and

@@ -178,8 +178,7 @@ def run_known(program: Callable, given: tuple[tuple[str, Any], ...]) -> Any:
 
 
 class UpdateExercise(Exercise):
-    """A checker that runs an update in the world of a case, and compares what it did. It names as
-    many as three mistakes at once."""
+    "A checker that runs an update in the world of a case. It names up to three mistakes at once."
 
     def draw(self, seed: int) -> list[Case]:
         return _draw_worlds(seed)

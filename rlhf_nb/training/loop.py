@@ -16,12 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
-from transformers import (
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    ProgressCallback,
-    SchedulerType,
-)
+from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, SchedulerType
 from transformers.trainer import skip_first_batches
 from transformers.trainer_utils import set_seed
 from transformers.utils import is_in_notebook, logging
@@ -366,8 +361,7 @@ class UpdateTrainer(SealedTrainer):
         return ppo_card(self, self.output_dir.name)
 
     def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
-        """The policy alone, with tokenizer and generation config; in a checkpoint, and where
-        save_value_model is set, the value model too, in value/."""
+        "Policy, tokenizer, generation config; in checkpoints and with save_value_model value/ too."
         whole = self.stage is not None  # a checkpoint
         save_pair(
             self.pair,

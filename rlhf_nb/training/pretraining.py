@@ -15,7 +15,8 @@ from rlhf_nb.losses import explained_variance
 from rlhf_nb.ppo import estimate_advantages, mini_batches
 from rlhf_nb.rollout import TENSORS, Rollout, token_texts
 from rlhf_nb.training.config import PPOConfig, refuse
-from rlhf_nb.training.saving import left_out, merge_rollouts, rollout_files
+from rlhf_nb.training.kept import left_out, rollout_files
+from rlhf_nb.training.saving import merge_rollouts
 from rlhf_nb.update import Objective, objective_at
 
 SETTING = "value_pretrain_rollouts"
@@ -31,8 +32,7 @@ def rewards_to_go(r: Rollout, cfg: Objective) -> Rollout:
 
 
 def saved_episodes(args: PPOConfig, folder: str, tokenizer: Any, vocabulary: int) -> Rollout:
-    """All episodes that a run kept, as one record. Raises ValueError where there are none, they
-    have no rewards, or they are of another tokenizer."""
+    "All episodes of a run as one record. ValueError: there are none, or of another tokenizer."
     files = [file for of_update in rollout_files(Path(folder)).values() for file in of_update]
     if not files:
         how = "give the output_dir of a run with save_rollouts (--save_rollouts)"

@@ -98,8 +98,7 @@ def config_of(kind: type[C], args: TrainingArguments | None, folder: str) -> C:
 def tokenizer_with(
     args: SupervisedConfig, given: PreTrainedTokenizerBase | str
 ) -> PreTrainedTokenizerBase:
-    """A tokenizer, or the one of that name, with the tokens and the template of the settings.
-    Raises ValueError on a token that it does not have."""
+    "A tokenizer, or the one of that name, as set. Raises ValueError on a token that it has not."
     options = {x: y for x, y in args.loading().items() if x in ("revision", "trust_remote_code")}
     tokenizer: Any = given
     if isinstance(given, str):

@@ -14,8 +14,8 @@ import pandas as pd
 from torch import Tensor
 
 from rlhf_nb.rollout import Rollout
+from rlhf_nb.training.kept import is_foreign, rollout_files
 from rlhf_nb.training.metrics import Metric, in_order
-from rlhf_nb.training.saving import rollout_files
 from rlhf_nb.ui.chart import curve_strip
 from rlhf_nb.ui.episodes import (
     Shown,
@@ -29,7 +29,7 @@ from rlhf_nb.ui.episodes import (
     when,
 )
 from rlhf_nb.ui.explore import notebook_bundle
-from rlhf_nb.ui.foreign import ForeignRun, is_foreign
+from rlhf_nb.ui.foreign import ForeignRun
 from rlhf_nb.ui.html import (
     Html,
     element,
