@@ -116,7 +116,8 @@ def episodes(subject: Subject) -> Finding:
 
 @RUNGS.rung(
     "data: stop token",
-    "SFT on the stop token (labels of -100 where pad is eos), stop_token, response_length",
+    "whether SFT trained on the stop token (labels of -100 where pad is eos), stop_token, "
+    "response_length",
 )
 def stop_token(subject: Subject) -> Finding:
     """at least one response of the whole run ends by itself, else the EOS penalty is a constant
@@ -365,7 +366,8 @@ def user_pairs(subject: Subject) -> Finding:
 
 @RUNGS.rung(
     "rewards: pairs",
-    "the reward function's comparison, its column, the labels of the reward model's pairs",
+    "the reward function's comparison, the column it compares with, the labels of the reward "
+    "model's pairs",
     needs=("rewards: judges",),
 )
 def pairs(subject: Subject) -> Finding:
@@ -421,7 +423,8 @@ def edges(subject: Subject) -> Finding:
 
 @RUNGS.rung(
     "rewards: spread",
-    "temperature, response_length, a reward of the prompt alone or nearly always the same",
+    "temperature, response_length, a reward that depends on the prompt alone or is nearly always "
+    "the same",
 )
 def spread(subject: Subject) -> Finding:
     """above 0 between responses to one prompt: without a difference nothing is preferred, and

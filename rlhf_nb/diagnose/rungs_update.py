@@ -297,7 +297,8 @@ def probability(trainer: PPOTrainer, rows: list[tuple[Tensor, Tensor]], token: i
 
 @RUNGS.rung(
     "learning: trivial reward",
-    "learning_rate, the sign of the loss or of advantages, max_grad_norm, episodes in an update",
+    "learning_rate, the sign of the loss or of advantages, max_grad_norm, the number of episodes "
+    "in an update",
     needs=("learning: weights move",),
 )
 def trivial(subject: Subject) -> Finding:

@@ -207,8 +207,7 @@ class Exercise:
     # ---- Gradients ----
 
     def flows(self, case: Case) -> bool:
-        """Whether gradients are compared on this case: where those of the right answer are finite,
-        with infinity on padding too."""
+        "Whether gradients are compared: the right answer's are finite, infinity on padding too."
         if not self.grads:
             return False
         right = self.gradients(self.right, case)

@@ -160,8 +160,7 @@ class EndpointJudge:
     def __call__(
         self, prompts: list[str], pairs: list[tuple[str, str]], **columns: list
     ) -> list[float | None]:
-        """Verdicts; a cached judging is not sent again. Raises ConnectionError if the endpoint
-        fails, after saving what it judged."""
+        "Verdicts, cached ones too. ConnectionError where the endpoint fails, and they are saved."
         keys: list[str | None] = []  # None: equal answers
         missing: dict[str, dict[str, Any]] = {}  # what to send, by key
         for prompt, (first, second) in zip(prompts, pairs, strict=True):

@@ -342,8 +342,7 @@ class UpdateTrainer(SealedTrainer):
             self.since_log[name].append(value)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Where Trainer logs its loss, each metric of the updates since the last log, by `combine`.
-        Every log is a line of metrics.jsonl too."""
+        "For Trainer's loss, the metrics since the last log, combined; a line of metrics.jsonl too."
         if "loss" in logs and self.since_log:
             logs = {name: combine(name, values) for name, values in self.since_log.items()}
             self.since_log = defaultdict(list)
