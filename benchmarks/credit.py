@@ -6,7 +6,6 @@
 The mini world's posts and facts, told in about 10, 20 or 40 words. For each length one policy is
 fine-tuned on writers who leave out most of what they need not tell; then PPO trains it with both
 rewards: at 20 words by every estimator, at 10 and 40 with lambda 0.95 and half as many updates.
-Runs that the file has are not run again. One thread, 20 to 40 seconds of a 2 GHz core each.
 """
 
 from __future__ import annotations

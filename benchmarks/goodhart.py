@@ -8,9 +8,8 @@ For each seed: one SFT model; reward models on 500, 2,000 and 8,000 labels, with
 world's people give them and with 25 % of them flipped; best-of-n from one pool of samples, for
 every reward model and every way to combine several; PPO on each reward model, without and with a
 KL penalty; remedies at one number of labels; and a reward of length alone. Every job is a process
-of its own with one torch thread, and leaves a small JSON, so that the same command resumes. Reports
-processor seconds and peak memory of each. The judge of the figures is the gold judge, which
-training never sees. Writes benchmarks/results/goodhart.json.
+with one torch thread and leaves a small JSON: the same command resumes. The judge is the gold one,
+which training never sees. Writes benchmarks/results/goodhart.json.
 """
 
 from __future__ import annotations

@@ -5,13 +5,11 @@
     python benchmarks/mini_tldr_seeds.py --seeds 10 --no_kl_seeds 10 --few_label_seeds 10 --jobs 1
     python benchmarks/mini_tldr_seeds.py --kept    # run nothing: table and plot of the kept JSON
 
-Every seed reseeds world, models, pairs, training and sampling; each is one `rlhf-nb demo` in a
-process of its own, on `--threads` threads, `--jobs` of them side by side (their stage times are
-then those of a busy machine). The runs without a KL penalty start from the SFT and reward model of
-the same seed. The runs with few labels train the reward model on 8,000 pairs instead of 30,000,
-and then PPO with the penalty and without it, on that same reward model. Finished runs are used
-again. Writes JSON, a table and a plot under benchmarks/results/. The judge is the gold judge, on
-the test posts; training never sees it. Intervals over the seeds are those of `rlhf_nb.gains`.
+Every seed reseeds everything; each is one `rlhf-nb demo` in a process of its own, `--jobs` of them
+side by side. The runs without a KL penalty start from the SFT and reward model of the same seed.
+Those with few labels train the reward model on 8,000 pairs instead of 30,000, and then PPO with the
+penalty and without it. Finished runs are used again. Writes JSON, a table and a plot under
+benchmarks/results/. The judge is the gold judge on the test posts, which training never sees.
 """
 
 import io
@@ -199,8 +197,7 @@ def table(
 def plot(
     runs: dict[int, dict], bare: dict[int, dict], few: dict[int, tuple[dict, dict]], path: Path
 ) -> None:
-    """Gold win rate and learned reward against episodes, with and without the penalty: an SVG
-    in the colours of a light or a dark page."""
+    "Gold win rate and learned reward by episodes, with and without the penalty: an SVG."
     halves = [
         ("30,000 labels", runs, bare),
         (

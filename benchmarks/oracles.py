@@ -7,8 +7,7 @@
 Nothing of theirs is imported, so that nothing else need be installed: functions, and the lines of
 interest where they are part of a longer one, are cut out of the installed files by `ast` and run.
 The same numbers are read with three masks: `full` rows, rows with `padding`, and rows with `holes`,
-tokens that an environment wrote; compared are the numbers of chosen tokens. What should agree and
-does not is shown once more by `differences`, on four numbers at most; page 67 says who is right.
+tokens that an environment wrote. What does not agree is shown by `differences`; see page 67.
 """
 
 from __future__ import annotations

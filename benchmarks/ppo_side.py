@@ -1,21 +1,14 @@
 """One side of `ppo_vs_trl.py`: a PPO trainer, ours or the peer, that does one update each time a
 command asks for it.
 
-Run by `ppo_vs_trl.py` with the Python of either environment; both sides share all of this file,
-and of common.py, but the lines that make the trainer. Commands come as JSON lines on stdin,
-answers go as JSON lines to stdout; what the trainers print goes to stderr.
-
-Counted and timed in the same way on both sides, from outside the trainers:
+Run by `ppo_vs_trl.py` with the Python of either environment. Commands come as JSON lines on stdin,
+answers go as JSON lines to stdout; what the trainers print goes to stderr. Measured from outside:
 - a whole update: from where the training loop asks for its batch to where it asks for the next one;
 - its update phase: from the first forward with gradients to the end of the last optimizer step;
-- optimizer steps: by a hook on every torch optimizer;
-- tokens: by a hook on the policy's embedding, in forwards with gradients (`computed` positions,
-and `real` ones, not padding, for which both sides give a model the id 0);
+- optimizer steps, by a hook; tokens, by a hook on the policy's embedding in forwards with gradients
+  (`computed` positions, and `real` ones, not padding, whose id is 0 on both sides);
 - memory: the largest resident set of the process, or on a GPU what torch had allocated at most.
-There, each clock waits for the device.
-
-`Dice` (common.py) stand around what each side draws with, and make tokens equal; they never draw
-the pad token, which the peer would take for the end. What they cost both sides pay.
+`Dice` (common.py) make tokens equal, and never draw the pad token, the peer's end.
 """
 
 import gc
@@ -167,8 +160,7 @@ def ours(s: dict, folder: Path, parts: dict, tokenizer: Any, data: Any, desk: An
 
 
 def peer(s: dict, folder: Path, parts: dict, tokenizer: Any, data: Any, desk: Any) -> None:
-    """The published trainer. Its garbage collection is turned off, when a command says so, by
-    taking the name `gc` from its module."""
+    "The published trainer; where a command says so, without `gc` in its module: no collection."
     from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
     args = PPOConfig(**settings(s, folder), stop_token=None if s["mean_length"] is None else "eos")

@@ -13,17 +13,14 @@ round is one update of ours, one of the peer as shipped, and one of the peer wit
 Medians of `--rounds` rounds after `--warmup`; ratios are medians of the rounds' own ratios. On a
 GPU: `gpu/job.py`.
 
-Prompts have 32 to 64 tokens, evenly spread, and every update has all of them. Where responses stop
-early, their lengths are the quantiles of a geometric law with mean 16, cut off at 48, which `Dice`
-(common.py) give to both sides. Asserted equal, update by update: optimizer steps, real tokens, and
-the rectangle of prompts and responses with padding. A side may leave out work that nobody reads
-(padding, the last layer's MLP on a prompt); it may not leave out a token that is learnt from.
+Every update has all prompts, of 32 to 64 tokens. Where responses stop early, `Dice` (common.py)
+give both sides the quantiles of a geometric law with mean 16, cut off at 48. Asserted equal, update
+by update: optimizer steps, real tokens, and the rectangle with padding. A side may leave out work
+that nobody reads (padding, the last layer's MLP on a prompt), and no token that is learnt from.
 
-Roofline. Necessary FLOPs of the update phase are those of `necessary_flops` (common.py); counted
-for every token's last layer too, the share is `share_with_all_of_the_last_layer`. The machine's
-matrix rate is measured in the same run with the same threads: products of these very shapes, and
-one of 1024 x 1024 x 1024. No activation function, norm, loss or optimizer is in the count. The peer
-does not clip gradients, ours does, which costs us a little.
+Roofline: `necessary_flops` (common.py) over the machine's matrix rate, measured in the same run and
+threads on these very shapes. No activation function, norm, loss or optimizer is in the count. The
+peer does not clip gradients, ours does, which costs us a little.
 """
 
 import argparse
@@ -76,8 +73,7 @@ PEER_VENV = CACHE / "peer-trl-1.12.0"
 
 
 def check_equal(s: dict, found: dict[str, list[dict]]) -> None:
-    """Raises AssertionError where a side did other work than the setting says. A side may leave out
-    each row's last token, and padding."""
+    "AssertionError where a side did other work, but for each row's last token, and padding."
     want = tokens(s)
     for side, updates in found.items():
         for u in updates:
@@ -119,8 +115,7 @@ def write_models(s: dict, folder: Path) -> None:
 
 
 def peer_python(folder: Path, tell=print) -> Path:
-    """The peer's Python; its virtual environment is made where it is missing. Raises SystemExit
-    where it cannot be made."""
+    "The peer's Python; its virtual environment is made where missing. Or SystemExit."
     python, done = folder / "bin" / "python", folder / "installed.txt"
     if done.is_file() and done.read_text().split() == list(PINS):
         return python

@@ -8,10 +8,9 @@
     python benchmarks/real_model.py --profile                   # where the seconds of an update go
     python benchmarks/real_model.py --show                      # tables of what is kept
 
-The settings are those of the recipes smollm2_positive.yaml and smollm2_learnt.yaml. Each policy is
-sampled on 150 held-out requests, and the untouched model once for all runs. A run is kept in
-benchmarks/results/real_model.json as soon as it ends, under its reward, settings and seed; options
-that are not of this program are settings of `rlhf-nb ppo`.
+Settings are those of smollm2_positive.yaml and smollm2_learnt.yaml; options not of this program are
+settings of `rlhf-nb ppo`. Each policy is sampled on 150 held-out requests. Runs are kept in
+benchmarks/results/real_model.json.
 """
 
 from __future__ import annotations

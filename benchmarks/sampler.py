@@ -11,15 +11,11 @@ top-k, no top-p. A round is one batch by each of the three, in turn, after one t
 
 - ours: `CachedEngine.generate`, as PPOTrainer calls it, the whole batch at once.
 - generate: `model.generate` on the same left-padded batch.
-- generate_batch: its manager, made and started once and not timed. As shipped it makes one on every
-  call, with a cache of 60 % of the machine's free memory, which takes seconds. Here it is set up
-  for this work: a page of the cache for each row, no prefixes shared, and at most 32 rows and 256
-  tokens at a time: on a CPU each of its steps masks all queries against all keys of all rows, and
-  32 was the best of 8, 16, 32, 64 (`--at_a_time`).
+- generate_batch: its manager, made and started once and not timed (as shipped it makes one a call,
+  which takes seconds), with a page of the cache for each row, no prefixes shared, and at most 32
+  rows (the best of 8, 16, 32, 64: `--at_a_time`) and 256 tokens at a time.
 
-Lengths are the same on all sides: `Dice` (common.py) end the rows of the first two, and continuous
-batching gets the length of each request, and draws neither stop nor pad token. Asserted in every
-round: each side wrote all responses, with the lengths asked for.
+Asserted in every round: each side wrote all responses, with the lengths asked for (`Dice`).
 """
 
 from __future__ import annotations
@@ -99,8 +95,7 @@ def generate(model: Any, prompts: list[list[int]], s: dict) -> Callable[[], list
 
 
 class Continuous:
-    """transformers' continuous batching, ready; closed, its thread ends. Its attention is set for
-    it while it writes."""
+    "transformers' continuous batching, ready, with attention of its own; closed, its thread ends."
 
     def __init__(self, model: Any, prompts: list[list[int]], s: dict, at_a_time: int):
         from transformers.generation.configuration_utils import ContinuousBatchingConfig

@@ -8,9 +8,7 @@ for all, 640 answers in ten updates. Ten settings are changed one at a time, eac
 other values, on three seeds of sampling and shuffling that no setting was chosen on; the recipe
 itself runs on six. The judge is the gold judge on 400 test posts, near-greedy and at temperature 1;
 training never sees it. Each finished run is a JSON in the runs' folder, and the same command goes
-on where it stopped: first the recipe, then every value's first seed, then the second, then the
-third. Writes benchmarks/results/sensitivity.json: of each run the settings, the metrics of every
-update, the verdicts, KL and seconds; and the command, its hours, the versions and the machine.
+on where it stopped, seed after seed. Writes benchmarks/results/sensitivity.json.
 """
 
 from __future__ import annotations

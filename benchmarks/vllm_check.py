@@ -1,9 +1,7 @@
 """Proves the adapter for vLLM on a machine with a GPU: `python benchmarks/vllm_check.py`.
 
-NOT YET RUN. The adapter (rlhf_nb/training/engines.py) was written against the published API of
-vLLM 0.33 and is tested against a stand-in that speaks it (tests/vllm_stand_in.py). Nothing below
-has met a GPU. When it has, put the printed table into benchmarks/results/ and take this paragraph
-out.
+NOT YET RUN on a GPU: the adapter (rlhf_nb/training/engines.py) was written against the published
+API of vLLM 0.33 and is tested against a stand-in that speaks it (tests/vllm_stand_in.py).
 
 What it needs: pip install "vllm==0.33.*" (which brings torch 2.14 and wants transformers below
 5.21, so 5.20 beside this package), one GPU.
@@ -37,8 +35,7 @@ SHAPE = dict(
 
 
 def a_policy(dtype: torch.dtype):
-    """Random weights, larger than the default, so that a policy is sure enough of something for
-    greedy responses to be compared."""
+    "Random weights, larger than the default: sure enough for greedy responses to be compared."
     torch.manual_seed(0)
     config = make_config(SHAPE, "policy")
     config.initializer_range, config.bos_token_id, config.eos_token_id = 0.08, 0, 0
