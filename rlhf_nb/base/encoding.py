@@ -274,7 +274,8 @@ def place_of(
     tokenizer: PreTrainedTokenizerBase,
     **settings: Any,
 ) -> tuple[int, int] | None:
-    "Where a turn's content is in the text: what changes with it. None where it is left out."
+    """Where a turn's content stands in the text: what changes when the turn says something else.
+    None where the template leaves it out."""
     other = next(c for c in map(chr, range(0xE000, 0xF900)) if c not in text)  # no text has it
     said = [dict(type="text", text=other)] if isinstance(turns[i].get("content"), list) else other
     kept = {k: x for k, x in turns[i].items() if k in ("role", "name", "tool_call_id")}
@@ -419,7 +420,8 @@ class Marked(NamedTuple):
 
 
 def strip_stop(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    "The text without the stop tokens, and white space behind them, that may be at its end."
+    """The text without the stop tokens, and the white space behind them, that it or its template
+    may have put at its end."""
     while (end := text.rstrip()).endswith(tokenizer.eos_token):
         text = end.removesuffix(tokenizer.eos_token)
     return text
@@ -478,7 +480,8 @@ def join_answer(prompt: Turns, answer: Turns) -> Turns:
             return prompt + answer
         raise ValueError(
             "the prompt is text and the answer a conversation: make the prompt a turn, dataset.map("
-            "lambda row: dict(prompt=[dict(role='user', content=row['prompt'])])), or give text."
+            "lambda row: dict(prompt=[dict(role='user', content=row['prompt'])])), or give the "
+            "answer as text."
         )
     reply = [dict(role="assistant", content=answer)] if isinstance(answer, str) else [*answer]
     for later in (reply, reply[1:] if reply[0]["role"] in ("system", "developer") else []):

@@ -326,7 +326,8 @@ def check_fields(
     config: Any,  # a dataclass, filled
     flag: str = "",  # in front of a name: "--" on the command line
 ) -> None:
-    "ValueError on the first field of a wrong type or range. Numbers of numpy become Python's."
+    """Raises ValueError that names the first field with a wrong type, or outside its range. Numbers
+    of numpy become Python's."""
     kind: Any = type(config)
     for name, hint in hints_of(kind).items():
         value = getattr(config, name, None)

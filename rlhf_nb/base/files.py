@@ -79,7 +79,8 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
 
 def write_text_atomic(path: str | Path, text: str | bytes) -> None:
-    "The file is there whole or not at all. Of a link the target is written; devices and pipes too."
+    """The file is there whole or not at all. A link stays, and its target is written; a device or
+    a pipe is written to."""
     data = text.encode("utf-8") if isinstance(text, str) else text
     with written_to(path):
         if os.path.exists(path) and not os.path.isfile(path):

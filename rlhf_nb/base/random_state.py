@@ -12,7 +12,8 @@ import torch
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    "Inside, generators may be seeded; afterwards those of Python, numpy and torch are as before."
+    """Inside, generators may be seeded and drawn from; afterwards those of Python, numpy and torch
+    are as they were, also where an error ended it."""
     own, of_torch = random.getstate(), torch.get_rng_state()
     of_numpy = np.random.get_state()  # noqa: NPY002 (the global state is what others draw from)
     of_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []

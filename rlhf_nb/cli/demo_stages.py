@@ -179,7 +179,8 @@ def sampled_pairs(
 
 
 def pairs_stage(run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
-    "Labelled pairs: wrong facts first, then everything mixed. Held-out ones are of the test split."
+    """Labelled sample pairs and edit pairs: wrong facts first, then everything mixed. The held-out
+    pairs come from the test split."""
     s, policy = run.settings, load_policy(str(run.folder / "sft"))
     posts = world["train"].shuffle(seed=s.seed)
     cycle = lambda start, n: posts.select([i % len(posts) for i in range(start, start + n)])

@@ -44,6 +44,7 @@ def load_environment(name: str) -> Callable[[], Any]:
             raise ValueError(f"{what}: {kind} has the settings {', '.join(known)}.{near}")
         if type(value) is not int or value < 1:
             raise ValueError(
-                f"{what}: {setting} is {value!r}: give a whole number, as {known[setting]}."
+                f"{what}: {setting} is {value!r}: give a whole number from 1, such as "
+                f"{known[setting]}."
             )
     return partial(WORLDS[kind], **given)()

@@ -138,7 +138,8 @@ def read_answers(
     options: JudgeArguments,
     rows: Dataset,  # with prompts, and what their chat template needs
 ) -> tuple[PreTrainedTokenizerBase, Completions]:
-    "The model's tokenizer, and its completions, which end where its generation config says."
+    """The model's tokenizer, and its completions of the prompts as its template writes them. They
+    end where its generation config says."""
     with require_name(flag, name) as known:
         model = on_device(load_policy(known, **load_options(models)), options)
         own = models.tokenizer_name_or_path if flag == "--model_name_or_path" else None

@@ -29,7 +29,8 @@ DEFAULTS = {f.name: f.default for f in fields(PPOConfig)}
 
 
 def policy_name(model_name_or_path: str | None, sft_model_path: str) -> str:
-    "The policy to start from: sft_model_path, or else model_name_or_path; ValueError without both."
+    """The policy to start from: sft_model_path where it was given, or else model_name_or_path.
+    Raises ValueError where there is neither."""
     if sft_model_path != DEFAULTS["sft_model_path"]:
         return sft_model_path
     if model_name_or_path is None:

@@ -61,7 +61,8 @@ def starting_point(
             return load_policy(name, **load_options(models)), tokenizer
     if models.model_name_or_path:
         raise ValueError(
-            "--from_scratch makes a model, --model_name_or_path loads one: leave one of them out."
+            "--from_scratch makes a model and --model_name_or_path loads one: leave one of them "
+            "out."
         )
     for column in ("prompt", "completion"):
         for i, text in enumerate(rows[column][:]):

@@ -77,7 +77,8 @@ def prompts(subject: Subject) -> Finding:
 
 
 @RUNGS.rung(
-    "data: lengths", "response_length, max_prompt_length, and the unit: tokens of this tokenizer"
+    "data: lengths",
+    "response_length, max_prompt_length, and the unit: tokens of this tokenizer",
 )
 def lengths(subject: Subject) -> Finding:
     """at most half of the references are longer than response_length, or the median answer is cut
@@ -96,7 +97,10 @@ def lengths(subject: Subject) -> Finding:
     return Finding(cut <= 0.5, text)
 
 
-@RUNGS.rung("data: episodes", "stop_token, stop_token_id, the mask of the response, the pad token")
+@RUNGS.rung(
+    "data: episodes",
+    "stop_token, stop_token_id, the mask of the response, the pad token",
+)
 def episodes(subject: Subject) -> Finding:
     """the first stop token ends a response and counts, nothing behind it does (2403.17031;
     definition)"""

@@ -95,7 +95,8 @@ STEP_REWARDS = Exercise(
         "its own place.": "[0.0, *rewards][: len(rewards)]",
         "You pay after the end: there is one number for each step, so the list has the length of "
         "told.": "[0.0, *rewards]",
-        "These are rewards to go: the trainer adds up itself. Give what each step earned.": _to_go,
+        "These are the rewards to go: the trainer adds up by itself. Give what each step "
+        "earned.": _to_go,
         "The sum is not the old reward: a wrong value counts "
         "0, and not -1.": f"{RIGHT} → sum(1 if facts.get(s) == v else -1 for s, v in now.items())",
         "The sum is not the old reward: that is the number of facts, "

@@ -55,7 +55,8 @@ def draw_lengths(*rows: int, width: int) -> Tensor:
 
 
 def ragged_mask(g: Generator, rows: int, width: int) -> Tensor:
-    "A mask of responses: one fills its row, one lacks a token, the last is empty, others random."
+    """A mask of responses: one fills its row, one has a single token less, the others are random;
+    the last one is empty."""
     each = [width, width - 1, *integers(g, 1, width, max(rows - 2, 0)).tolist()]
     each[rows - 1] = 0
     order = [0] if rows == 1 else [*torch.randperm(rows - 1, generator=g).tolist(), rows - 1]

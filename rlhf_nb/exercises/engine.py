@@ -151,7 +151,7 @@ class Exercise:
                 return Verdict(False, spoiled, self._show_case(case, got[-1]))
         if all(one is None for one in got):
             todo = f"{self.name} returns None: write its body, then run this cell again."
-            return Verdict(False, todo)
+            return Verdict(False, todo, begun=False)
         want = [self.result(self.right, fresh(case)) for case in cases]
         failing = [i for i in range(len(cases)) if not self.alike(got[i], want[i])]
         weights = [i for i in range(len(cases)) if not failing and self.flows(cases[i])]
@@ -207,7 +207,8 @@ class Exercise:
     # ---- Gradients ----
 
     def flows(self, case: Case) -> bool:
-        "Whether gradients are compared: the right answer's are finite, infinity on padding too."
+        """Whether gradients are compared on this case: where those of the right answer are finite,
+        with infinity on padding too."""
         if not self.grads:
             return False
         right = self.gradients(self.right, case)

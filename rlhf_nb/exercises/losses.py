@@ -163,7 +163,8 @@ WORSE = "torch.maximum((values - returns) ** 2, (near - returns) ** 2)"
 VALUE_LOSS = Exercise(
     my_value_loss,
     _value_cases,
-    "The worse of two errors: a value that moved too far waits, one that went astray returns.",
+    "The worse of two errors: a value that moved too far waits, and one that moved the "
+    "wrong way comes back.",
     {
         "Nothing is clipped: "
         "that is the plain squared error.": f"{WORSE} → (values - returns) ** 2",

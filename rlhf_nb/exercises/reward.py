@@ -105,8 +105,10 @@ FAIR = Exercise(
         "the other.": "right.float().mean()",
         "You leave out ties, but pool the groups: take the mean of each, then the mean of the "
         "two.": "right[gap != 0].float().mean()",
-        "You use only pairs whose better answer is longer, gap > 0: use both groups.": "longer",
-        "You use only pairs whose better answer is shorter, gap < 0: use both groups.": "shorter",
+        "You use only pairs whose better answer is longer, gap > 0: take the mean of both "
+        "groups.": "longer",
+        "You use only pairs whose better answer is shorter, gap < 0: take the mean of both "
+        "groups.": "shorter",
         "Ties count as shorter: leave out a gap of 0.": "gap < 0 → gap <= 0",
         "Ties count as longer: leave out a gap of 0.": "gap > 0 → gap >= 0",
         "Ties count as longer and as shorter: "

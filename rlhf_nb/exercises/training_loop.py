@@ -178,7 +178,8 @@ def run_known(program: Callable, given: tuple[tuple[str, Any], ...]) -> Any:
 
 
 class UpdateExercise(Exercise):
-    "A checker that runs an update in the world of a case. It names up to three mistakes at once."
+    """A checker that runs an update in the world of a case, and compares what it did. It names as
+    many as three mistakes at once."""
 
     def draw(self, seed: int) -> list[Case]:
         return _draw_worlds(seed)
@@ -203,9 +204,9 @@ class UpdateExercise(Exercise):
         if verdict or verdict.text in self.mistakes:
             return verdict
         got = [self.result(answer, case) for case in cases]
-        if all(isinstance(x, tuple) and not x[0] and x[3] is None for x in got):
+        if all(isinstance(x, tuple) and not x[2] and x[3] is None for x in got):
             todo = f"{self.name} returns None: write its body, then run this cell again."
-            return Verdict(False, todo)
+            return Verdict(False, todo, begun=False)
         for messages, program in combine_mistakes():
             if all(same(self.result(program, c), x) for c, x in zip(cases, got)):
                 text = " ".join(f"({i}) {x}" for i, x in enumerate(messages, 1))

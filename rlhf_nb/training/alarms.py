@@ -29,7 +29,8 @@ _SENTENCES = dict(
 
 
 def _select_curves(metrics: pd.DataFrame) -> pd.DataFrame:
-    "The monitored curves, under their short names; rows without a score are left out."
+    """The monitored curves, under their short names; rows without a score are other log entries,
+    and are dropped."""
     columns = {
         next(name for name in names if name in metrics): short
         for short, names in _COLUMNS.items()

@@ -71,7 +71,8 @@ def build_reference(
     model: PreTrainedModel | str,  # that the policy came from
     ref_model: PreTrainedModel | str | None,
 ) -> nn.Module | None:  # None: the policy with its adapter off
-    "The reference, frozen: what is given, or a copy of the policy. ValueError on the policy."
+    """The reference, frozen: the one that is given, or a copy of the policy as it starts. Raises
+    ValueError on the policy itself."""
     if ref_model is model and isinstance(model, nn.Module):  # the same name twice is fine
         raise ValueError(
             "model and ref_model are the same object, so the KL would always be 0: leave ref_model "

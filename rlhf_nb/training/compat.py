@@ -165,7 +165,8 @@ def old_names(kind: type) -> type:
 
 
 def published_attribute(trainer: Any, name: str) -> Any:
-    "An attribute of the published trainer. Raises AttributeError, with an older method's new name."
+    """An attribute of the published trainer. Raises AttributeError, with the new name for one of
+    its methods in older releases."""
     if name in ATTRIBUTES:
         return ATTRIBUTES[name](trainer)
     kind = type(trainer).__name__

@@ -163,7 +163,8 @@ def print_change(folder: Path) -> None:
 def print_table(
     frame: pd.DataFrame, title: str = "", rows: int = 5, console: Console | None = None
 ) -> None:
-    "The first rows in the terminal. No text is read as markup; control characters become escapes."
+    """The first rows in the terminal, by Rich. Nothing in a text is read as markup, and control
+    characters are shown as escapes."""
     console = console or Console()
     table = Table(show_lines=True)
     for name in frame.columns:

@@ -34,7 +34,8 @@ BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that look at an eval
 
 @dataclass
 class CheckedArguments(TrainingArguments):
-    "`transformers.TrainingArguments`, checked before use, and how a run and its folder agree."
+    """`transformers.TrainingArguments`, its fields checked before they are used, and how a run and
+    its folder go together."""
 
     overwrite_output_dir: bool = setting(
         False,

@@ -46,13 +46,15 @@ def judging_messages(
 def parse_verdict(
     text: str,  # what the model replied
 ) -> float | None:  # 0 the first, 1 the second, 0.5 neither, None: the reply is no verdict
-    "Read a reply: one character, in quotes, brackets, stars or stops or not; all else is invalid."
+    """Read a reply. Quotes, brackets, stars and full stops around the one character are ignored;
+    any other text makes the reply invalid."""
     match = re.fullmatch(r"[\s\"'`*.()\[\]]*([012])[\s\"'`*.()\[\]]*", text)
     return {"0": 0.5, "1": 0.0, "2": 1.0}[match[1]] if match else None
 
 
 def _read_judgings(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
-    "The judgings of a cache file by their key, and how many lines of it are damaged."
+    """The judgings of a cache file by their key, and how many of its lines are damaged. A damaged
+    line costs one judging and never stops a run."""
     judgings, damaged = {}, 0
     path.parent.mkdir(parents=True, exist_ok=True)
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
@@ -79,7 +81,8 @@ class _Temporary(Exception):
 
 
 def _read_reply(body: str) -> tuple[str, dict[str, int]]:
-    "The text of a chat completion, and the tokens billed if reported. _Temporary for another body."
+    """The text of a chat completion, and the tokens billed, as far as they are reported. Raises
+    _Temporary if the body is not one."""
     try:
         reply = parse_json(body)
         text, usage = reply["choices"][0]["message"]["content"], reply.get("usage")
@@ -160,7 +163,8 @@ class EndpointJudge:
     def __call__(
         self, prompts: list[str], pairs: list[tuple[str, str]], **columns: list
     ) -> list[float | None]:
-        "Verdicts, cached ones too. ConnectionError where the endpoint fails, and they are saved."
+        """Verdicts; a cached judging is not sent again. Raises ConnectionError if the endpoint
+        fails, after saving what it judged."""
         keys: list[str | None] = []  # None: equal answers
         missing: dict[str, dict[str, Any]] = {}  # what to send, by key
         for prompt, (first, second) in zip(prompts, pairs, strict=True):

@@ -39,7 +39,8 @@ def unshard_all(
     model: nn.Module,
     but: nn.Module | None = None,  # a part whose layers stay sharded
 ) -> Iterator[None]:
-    "Inside, an FSDP2 model's weights are whole on every rank; another model is left as it is."
+    """Inside, the weights of an FSDP2 model are whole on every rank, whichever part is called;
+    another model is left as it is."""
     left = set() if but is None else set(but.modules())
     parts = [part for part in model.modules() if isinstance(part, FSDPModule) and part not in left]
     if isinstance(model, FSDPModule):
@@ -185,7 +186,8 @@ def sharded_frozen(
 
 
 class Layout:
-    "The launcher's: one process, DDP, FSDP2, ZeRO-2 or ZeRO-3. Raises RuntimeError on others."
+    """What the launcher asked for: one process, DDP, FSDP2, DeepSpeed ZeRO-2 or ZeRO-3. Raises
+    RuntimeError where something else runs."""
 
     def __init__(self, accelerator: Accelerator, offload_frozen: bool = False):
         self.accelerator, self.offload_frozen = accelerator, offload_frozen
@@ -248,7 +250,8 @@ class Layout:
             raise ValueError(
                 f"value_warmup_updates, or value_pretrain_rollouts, is {given} and weight_decay "
                 f"{weight_decay:g}: DeepSpeed "
-                "steps all weights together, so the policy would decay in warm-up. Set one to 0."
+                "steps all weights together, so the policy would decay in the warm-up. Set one of "
+                "them to 0."
             )
 
     def check_ready(self, prepared: bool) -> None:
@@ -306,7 +309,8 @@ class Layout:
         if self.offload_frozen:
             raise ValueError(
                 "offload_frozen is set and DeepSpeed ZeRO-3 runs, which keeps weights where its "
-                "own configuration says: set offload_param_device: cpu there, not offload_frozen."
+                "own configuration says: set offload_param_device: cpu there, and leave "
+                "offload_frozen out."
             )
         import deepspeed
 

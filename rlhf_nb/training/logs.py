@@ -34,7 +34,8 @@ def log_line(log: Mapping[str, Any], step: int) -> str:
 
 
 def newest_state(run: Path) -> Path | None:
-    "The trainer_state.json of a run, or of its newest checkpoint where that went further."
+    """The trainer_state.json of a run, or of its newest checkpoint where that went further: a
+    resumed run writes its own at the end."""
     states = (folder / "trainer_state.json" for folder in reversed(checkpoints(run)))
     newest = next(filter(Path.exists, states), None)
     own = run / "trainer_state.json"

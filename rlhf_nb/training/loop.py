@@ -342,7 +342,8 @@ class UpdateTrainer(SealedTrainer):
             self.since_log[name].append(value)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        "For Trainer's loss, the metrics since the last log, combined; a line of metrics.jsonl too."
+        """Where Trainer logs its loss, each metric of the updates since the last log, by `combine`.
+        Every log is a line of metrics.jsonl too."""
         if "loss" in logs and self.since_log:
             logs = {name: combine(name, values) for name, values in self.since_log.items()}
             self.since_log = defaultdict(list)
@@ -360,7 +361,8 @@ class UpdateTrainer(SealedTrainer):
         return ppo_card(self, self.output_dir.name)
 
     def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
-        "Policy, tokenizer, generation config; in checkpoints and with save_value_model value/ too."
+        """The policy alone, with tokenizer and generation config; in a checkpoint, and where
+        save_value_model is set, the value model too, in value/."""
         whole = self.stage is not None  # a checkpoint
         save_pair(
             self.pair,

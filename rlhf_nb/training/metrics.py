@@ -574,7 +574,8 @@ LOG_NAMES = {short: name for name, metric in METRICS.items() for short in metric
 
 
 def metric_of(name: str) -> Metric:
-    "A metric by its name in the log, or with an ending; an unknown one is its own title and unit."
+    """A metric by the name in the log, also where it ends in what somebody named; one that is not
+    known here is its own title and unit."""
     family = METRICS.get(f"{name.rpartition('/')[0]}/NAME", Metric(name, unit=name))
     return METRICS.get(name) or replace(family, name=name)
 
@@ -593,7 +594,8 @@ def in_order(of: str) -> list[Metric]:  # of "viewer" or "report"
 
 
 def healthy(metric: str, value: float, first: bool = False) -> bool:
-    "Whether a value is in the metric's range, if it has one; `first`: of the first real update."
+    """Whether a value is inside the metric's range, `first`: in the first update in which the
+    policy learns. A metric without numbers has none to leave."""
     low, high, most = (getattr(RANGES[metric], name) for name in ("low", "high", "first"))
     return low is None or low <= value <= (most if first and most else high)
 

@@ -279,7 +279,8 @@ def load_policy(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
 
 
 def fresh_head(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
-    "The same scorer with a new head, as `scorer_from` makes it. The random state stays as it was."
+    """The same scorer with a new head, N(0, 1/sqrt(d + 1)), as in `scorer_from`. The global random
+    state is left as it was."""
     head = scorer_head(model)
     with torch.random.fork_rng(devices=[]), gather_weights(head, write=True):
         torch.manual_seed(seed)
@@ -347,7 +348,8 @@ def load_reward_model(
 
 
 def _check_reads_last(model: Any) -> None:
-    "Raises ValueError where a classifier's score is not its head's output at the last token."
+    """Raises ValueError if a classifier's score is not the output of its head at the last token,
+    as where a pooler is between them."""
     if not isinstance(model, PreTrainedModel) or zero3_is_live():
         return
     known = range(min(5, embedding_rows(model)))

@@ -18,7 +18,8 @@ def inner_optimizer(optimizer: Any) -> Any:
 
 
 def check_optimizer(optimizer: Any, scheduler: Any, model: Any) -> None:
-    "ValueError where the user's optimizer lacks weights that learn, or a schedule moves another's."
+    """Raises ValueError where an optimizer of the user's own lacks weights that learn, or a
+    schedule moves the learning rate of another one."""
     groups = getattr(optimizer, "param_groups", [])
     held = {id(p) for group in groups for p in group["params"]}
     learn = {name: p for name, p in model.named_parameters() if p.requires_grad}

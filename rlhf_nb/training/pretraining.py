@@ -32,7 +32,8 @@ def rewards_to_go(r: Rollout, cfg: Objective) -> Rollout:
 
 
 def saved_episodes(args: PPOConfig, folder: str, tokenizer: Any, vocabulary: int) -> Rollout:
-    "All episodes of a run as one record. ValueError: there are none, or of another tokenizer."
+    """All episodes that a run kept, as one record. Raises ValueError where there are none, they
+    have no rewards, or they are of another tokenizer."""
     files = [file for of_update in rollout_files(Path(folder)).values() for file in of_update]
     if not files:
         how = "give the output_dir of a run with save_rollouts (--save_rollouts)"

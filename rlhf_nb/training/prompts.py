@@ -191,7 +191,8 @@ def is_row(x: Any) -> bool:
 
 
 def as_data(data: Any, name: str = "the data set") -> Any:
-    "Prompts in any container as a Dataset, several as a dictionary. Raises ValueError."
+    """Prompts in any container as a Dataset, several sets as a dictionary of them, None as it is.
+    Raises ValueError that names the argument."""
     if data is None or isinstance(data, Dataset):
         return data
     if isinstance(data, (IterableDataset, torch.utils.data.IterableDataset)):

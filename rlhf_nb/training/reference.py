@@ -60,7 +60,8 @@ def as_reference(policy: Any, adapter: str | None) -> Iterator[None]:
 
 
 class Reference:
-    "Runs what the KL is measured from: a frozen model, or the policy with another adapter or none."
+    """Runs the policy that the KL is measured from: a frozen model, or the policy that is trained
+    with its adapter off or another one on."""
 
     def __init__(
         self,

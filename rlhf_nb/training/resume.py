@@ -100,7 +100,8 @@ def sample_of(weight: Tensor) -> bytes:
 
 
 def fingerprint_model(name: str, model: Any) -> dict[str, str]:
-    "Class, name and shapes of a model, and a hash of its frozen weights, none where sharded."
+    """Class, name and shapes of a model, and a hash of the weights that do not learn; the
+    others are in the checkpoint. No hash where they are sharded."""
     weights = [*model.named_parameters()]
     shapes = [(part, tuple(full_shape(p))) for part, p in weights]
     config = getattr(model, "config", None)
@@ -209,7 +210,8 @@ class Content:
 
 
 def fingerprint_function(function: Any) -> str:
-    "Name of a function, environment or tool, and a hash of it; one that has none is logged, once."
+    """Name of a reward function, environment or tool, and a hash of what decides its answers. What
+    cannot be told is logged, once."""
     found = (content := Content())(function)
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if content.unknown:
@@ -243,7 +245,8 @@ def check_same_run(
     identity: dict[str, Any],
     anyway: Sequence[str] | None = None,  # names that may differ
 ) -> dict[str, tuple[Any, Any]]:  # what differs and may, saved and now
-    "Raises ValueError where a checkpoint is another run's, with each difference in known names."
+    """Raises ValueError where a checkpoint belongs to another run, with each difference. A name
+    that one of the two does not know is not compared."""
     if unknown := [name for name in anyway or () if name not in identity]:
         raise ValueError(
             f"resume_anyway names {unknown[0]!r}, which does not name a run."

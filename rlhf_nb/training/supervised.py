@@ -98,7 +98,8 @@ def config_of(kind: type[C], args: TrainingArguments | None, folder: str) -> C:
 def tokenizer_with(
     args: SupervisedConfig, given: PreTrainedTokenizerBase | str
 ) -> PreTrainedTokenizerBase:
-    "A tokenizer, or the one of that name, as set. Raises ValueError on a token that it has not."
+    """A tokenizer, or the one of that name, with the tokens and the template of the settings.
+    Raises ValueError on a token that it does not have."""
     options = {x: y for x, y in args.loading().items() if x in ("revision", "trust_remote_code")}
     tokenizer: Any = given
     if isinstance(given, str):

@@ -48,7 +48,8 @@ def task_rows(
     chat: bool = False,  # prompts are conversations, for models with a chat template
     **settings: Any,  # of the task
 ) -> DatasetDict:
-    "Columns prompt, completion and reference (an answer), and those that `task_points` reads."
+    """Columns prompt, completion and reference (an answer), and those by which `task_points` knows
+    the question."""
     told = json.dumps(dict(name=name, seed=seed, size=size + test, **settings))
     rows = []
     for place, entry in zip(range(size + test), load_task(told)):

@@ -84,7 +84,8 @@ def curve_svg(line: Points, marks: Sequence[int], name: str, unit: str) -> str:
 def curve_strip(
     lines: Mapping[int, Points], span: tuple[float, float], title: str, alone: bool = False
 ) -> str:
-    "Lines of several runs; `reader.js` moves the rings along. An image, which inherits no style."
+    """Lines of several runs above an axis without numbers; `reader.js` moves the rings along them.
+    Alone it is an image, which inherits no style."""
     style = element("style", asset("theme.css"), asset("curve.css")) if alone else ""
     drawn, x, y = draw_lines(lines, span, STRIP)
     dots = [

@@ -230,7 +230,8 @@ def shown_of(
 
 
 def columns_of(rollout: Rollout) -> pd.DataFrame:
-    "A row for each episode: all but its texts. Half a surrogate pair becomes a question mark."
+    """What is known of each episode beside its texts, one row for each. Half of a surrogate pair,
+    which no table can hold, becomes a question mark."""
     storable = lambda x: x.encode("utf-8", "replace").decode() if isinstance(x, str) else x
     columns = {storable(name): list(map(storable, x)) for name, x in rollout.columns.items()}
     return rollout.with_(prompts=[], responses=[], columns=columns).episodes()

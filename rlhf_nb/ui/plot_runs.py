@@ -39,7 +39,8 @@ def group_runs(runs: Sequence[str], groups: Sequence[str] | None = None) -> dict
 
 
 def choose_metrics(logs: Sequence[Log], patterns: Sequence[str] | None = None) -> list[str]:
-    "Metrics that match; without patterns the viewer's that moved, or all. ValueError: no match."
+    """Metrics that match, in the order of the patterns; without, the viewer's that moved, or all
+    that did. ValueError where a pattern matches nothing."""
     known = sorted({name for log in logs for row in log for name in row})
     known = [name for name in known if name not in ("step", "episode", "epoch")]
     if patterns is None:
@@ -103,7 +104,8 @@ def axis_of(logs: Sequence[Log]) -> str:
 
 
 def last_values(logs: Mapping[str, Sequence[Log]], metrics: Sequence[str]) -> pd.DataFrame:
-    "Last values over a name's seeds: metric, name, mean, least, most, runs; NaN where one is NaN."
+    """The last value of each metric, over the seeds of a name: metric, name, mean, least, most,
+    runs. NaN where one of them logged NaN."""
     rows = []
     for metric in metrics:
         for name, runs in logs.items():

@@ -353,7 +353,10 @@ def posts_section(
 ) -> str:
     "Some posts with all their summaries, and a count over all of them."
     if not len(frame):
-        return missing_note("No completions yet: the stage judge writes sft.csv and ppo.csv.")
+        return missing_note(
+            "No completions yet: the stage judge writes completions/sft.csv and "
+            "completions/ppo.csv."
+        )
     n, rows = f"{len(frame):,}", cast(list, frame.to_dict("records"))
     order = spread_posts(frame["query"].tolist(), first + len(above))
     new = [i for i in order if i not in above][:first]
