@@ -57,8 +57,9 @@ check-tree: dev  ## part of test: modules and notebooks are as nbdev_export and 
 	@$(BIN)/python tests/check_tree.py export
 	@$(BIN)/python tests/check_tree.py layout
 
-check-widgets: dev  ## part of test: no notebook keeps widget state
+check-widgets: dev  ## part of test: no notebook keeps widget state, each SVG has a PNG beside it
 	@$(BIN)/python tests/check_tree.py widgets
+	@$(BIN)/python tests/check_tree.py pictures
 	@$(BIN)/python tests/check_tree.py colab
 
 check-notebooks: dev  ## part of test: every notebook runs from top to bottom
@@ -73,6 +74,7 @@ pages: dev  ## after another default: run the pages that name a setting, and kee
 		if grep -qE '"#\| *(slow|gpu)' "$$page"; then $(TEST_ENV) $(BIN)/nbdev_test --path "$$page" || exit 1; \
 		else $(TEST_ENV) env -u MPLBACKEND $(BIN)/jupyter nbconvert --log-level ERROR --to notebook --execute --inplace "$$page" || exit 1; fi; done
 	@$(BIN)/python tests/check_tree.py widgets --write
+	@$(BIN)/python tests/check_tree.py pictures --write
 	@$(BIN)/nbdev_clean
 
 check-readme: dev  ## part of test: README.md is what nbs/index.ipynb says

@@ -4,6 +4,8 @@ and exits with 1 if there is any.
     python tests/check_tree.py export    modules and notebooks are as nbdev writes them
     python tests/check_tree.py widgets   no notebook keeps widget state, nor a widget without it
                                          (--write: remove them)
+    python tests/check_tree.py pictures  each kept SVG has a PNG beside it, since JupyterLab shows
+                                         no SVG of a page from elsewhere (--write: draw it)
     python tests/check_tree.py readme    README.md is what nbs/index.ipynb makes (--write: make it)
     python tests/check_tree.py layout    ruff leaves out what notebooks write (--write: name it)
     python tests/check_tree.py colab     every page of the course and every lab that has code opens
@@ -16,7 +18,9 @@ made by hand in a module is reported, not lost.
 from __future__ import annotations
 
 import argparse
+import base64
 import configparser
+import io
 import json
 import os
 import posixpath
@@ -25,6 +29,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +38,8 @@ README, IMAGES, INDEX = "README.md", "README_files", "nbs/index.ipynb"
 
 
 def tree(root: Path) -> dict[str, bytes]:  # path below root -> content, without what git ignores
-    "Every file of the tree, new ones too; without git, nbdev's folders and the top level."
+    """Every file of the tree, new ones too. Where there is no git, the folders that nbdev writes to
+    and the top level."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=root, capture_output=True
     )
@@ -84,16 +90,9 @@ def check_export(root: Path) -> list[str]:
             if path.is_file()
         }
     orphans = sorted(before.keys() - after.keys())
-    dirty = sorted(
-        name
-        for name in before.keys() & after.keys()
-        if before[name] != after[name] and name.endswith(".ipynb")
-    )
-    stale = sorted(
-        name
-        for name in after
-        if before.get(name) != after[name] and name not in dirty and "__pycache__" not in name
-    )
+    changed = {n for n in after if before.get(n) != after[n] and "__pycache__" not in n}
+    dirty = sorted(n for n in changed & before.keys() if n.endswith(".ipynb"))
+    stale = sorted(changed - set(dirty))
     problems = []
     if stale:
         problems.append(
@@ -127,45 +126,63 @@ def check_layout(root: Path, write: bool = False) -> list[str]:
     return []
 
 
-WIDGET = "application/vnd.jupyter.widget-view+json"
-
-
-def strip_widgets(nb: dict) -> list[str]:  # what was taken out
-    "Take widgets' state and views out of a notebook; the text and pictures beside them stay."
-    found = (
-        ["widget state in its metadata"]
-        if nb.get("metadata", {}).pop("widgets", None) is not None
-        else []
-    )
-    for cell in nb.get("cells", []):
-        found += [
-            f"a widget in the output of cell {cell.get('id')}"
-            for output in cell.get("outputs", [])
-            if output.get("data", {}).pop(WIDGET, None) is not None
-        ]
-    return found
-
-
-def check_widgets(root: Path, write: bool = False) -> list[str]:
-    """Widget state is large, goes stale, and keeps GitHub from showing the notebook; a widget
-    without it shows as an error. nbdev_clean leaves both in."""
+def mend_pages(
+    root: Path,
+    check: str,
+    mend: Callable[[str, dict, bool], list[str]],  # path, notebook, write: what is wrong, mended
+    write: bool,
+) -> list[str]:
+    "Look through every notebook, and write those that had something to mend, or tell of them."
     problems = []
     for name in sorted(name for name in tree(root) if name.endswith(".ipynb")):
         nb = json.loads((root / name).read_bytes())
-        if not (found := strip_widgets(nb)):
+        if not (found := mend(name, nb, write)):
             continue
         if write:
-            (root / name).write_text(
-                json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False) + "\n",
-                encoding="utf-8",
-            )
+            text = json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+            (root / name).write_text(text, encoding="utf-8")
             print(f"wrote {name}")
         else:
-            problems.append(
-                f"{name} keeps {', '.join(found)}: run `python tests/check_tree.py widgets "
-                "--write`, and commit the result."
-            )
+            told = f"{name} {', '.join(found)}: run `python tests/check_tree.py {check} --write`"
+            problems.append(told + ", and commit the result.")
     return problems
+
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+SVG, PNG = "image/svg+xml", "image/png"
+
+
+def strip_widgets(name: str, nb: dict, write: bool) -> list[str]:
+    """Widget state is large, goes stale, and keeps GitHub from showing the notebook; a widget
+    without it shows as an error. nbdev_clean leaves both in; text and pictures beside them stay."""
+    stale = nb.get("metadata", {}).pop("widgets", None) is not None
+    return ["keeps widget state in its metadata"] * stale + [
+        f"keeps a widget in the output of cell {cell.get('id')}"
+        for cell in nb.get("cells", [])
+        for output in cell.get("outputs", [])
+        if output.get("data", {}).pop(WIDGET, None) is not None
+    ]
+
+
+def draw_pictures(name: str, nb: dict, write: bool) -> list[str]:
+    """An SVG may hold scripts: JupyterLab shows one only where the page was run on this machine. Its
+    PNG, beside it, is what Chromium draws, at twice the size and of 64 colours."""
+    outputs = [o for cell in nb["cells"] for o in cell.get("outputs", [])]
+    bare = [o for o in outputs if SVG in o.get("data", {}) and PNG not in o["data"]]
+    if bare and write:
+        from PIL import Image
+        from playwright.sync_api import sync_playwright
+
+        with sync_playwright() as play:
+            browser = play.chromium.launch(executable_path=shutil.which("chromium"))
+            page = browser.new_page(device_scale_factor=2)
+            for one in bare:
+                page.set_content("".join(one["data"][SVG]))
+                shot = io.BytesIO(page.locator("svg").screenshot(omit_background=True))
+                Image.open(shot).quantize(64).save(small := io.BytesIO(), "PNG")
+                one["data"][PNG] = base64.b64encode(small.getvalue()).decode()
+                one["metadata"] = {PNG: {"width": page.locator("svg").bounding_box()["width"]}}
+    return ["keeps an SVG without a PNG"] * len(bare)
 
 
 def relink(
@@ -183,7 +200,8 @@ def relink(
 
 
 def render_readme(root: Path) -> dict[str, bytes]:
-    "README.md and its images from the index. `#| hide` drops a cell, `#| echo: false` its code."
+    """README.md and its images from the index notebook. `#| hide` leaves a cell out, `#| echo:
+    false` its code."""
     import nbformat
     from nbconvert import MarkdownExporter
 
@@ -267,10 +285,10 @@ if "google.colab" in sys.modules:
     %cd -q {repo}/{folder}"""
 
 
-def colab_cells(root: Path, page: str) -> list[dict]:
+def colab_cells(page: str) -> list[dict]:
     "The link, and the cell that gets and installs the package. Addresses are those of settings.ini."
     ini = configparser.ConfigParser()
-    ini.read(root / "settings.ini", encoding="utf-8")
+    ini.read(ROOT / "settings.ini", encoding="utf-8")
     about = ini["DEFAULT"]
     url, branch = about["git_url"], about["branch"]
     owner = url.removeprefix("https://github.com/")
@@ -291,49 +309,37 @@ def colab_cells(root: Path, page: str) -> list[dict]:
     ]
 
 
-def check_colab(root: Path, write: bool = False) -> list[str]:
+def open_in_colab(name: str, nb: dict, write: bool) -> list[str]:
     """Both cells stand below the opening of each page of the course and each lab that has code,
     and below the name of the module that it makes."""
-    problems = []
-    for name in sorted(tree(root)):
-        if not re.fullmatch(r"nbs/(course|labs)/[^/]+\.ipynb", name):
-            continue
-        nb = json.loads((root / name).read_bytes())
-        rest = [cell for cell in nb["cells"] if cell.get("id") not in COLAB]
-        if not any(cell["cell_type"] == "code" for cell in rest):
-            continue
-        below = 2 if "".join(rest[1]["source"]).startswith("#| default_exp") else 1
-        cells = [*rest[:below], *colab_cells(root, name), *rest[below:]]
-        if cells == nb["cells"]:
-            continue
-        if write:
-            text = json.dumps(nb | dict(cells=cells), indent=1, sort_keys=True, ensure_ascii=False)
-            (root / name).write_text(text + "\n", encoding="utf-8")
-            print(f"wrote {name}")
-        else:
-            problems.append(
-                f"{name} does not open in Colab as settings.ini says: run `python "
-                "tests/check_tree.py colab --write`, and commit the result."
-            )
-    return problems
+    rest = [cell for cell in nb["cells"] if cell.get("id") not in COLAB]
+    has_code = any(cell["cell_type"] == "code" for cell in rest)
+    if not (re.fullmatch(r"nbs/(course|labs)/[^/]+\.ipynb", name) and has_code):
+        return []
+    below = 2 if "".join(rest[1]["source"]).startswith("#| default_exp") else 1
+    was, nb["cells"] = nb["cells"], [*rest[:below], *colab_cells(name), *rest[below:]]
+    return ["does not open in Colab as settings.ini says"] * (was != nb["cells"])
+
+
+PAGES = dict(widgets=strip_widgets, pictures=draw_pictures, colab=open_in_colab)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("check", choices=["export", "widgets", "readme", "layout", "colab"])
+    parser.add_argument("check", choices=["export", "readme", "layout", *PAGES])
     parser.add_argument("--write", action="store_true", help="all but export: write it")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the tree to check (default: this)")
     args = parser.parse_args()
     if args.write and args.check == "export":
-        parser.error("--write goes with readme, widgets, layout and colab")
+        parser.error("--write goes with all but export")
     if args.check == "export":
-        problems = check_export(args.root)
+        problems = check_export(ROOT)
+    elif args.check in PAGES:
+        problems = mend_pages(ROOT, args.check, PAGES[args.check], args.write)
     else:
-        checks = dict(readme=check_readme, widgets=check_widgets, colab=check_colab)
-        checks |= dict(layout=check_layout)
-        problems = checks[args.check](args.root, args.write)
+        checks = dict(readme=check_readme, layout=check_layout)
+        problems = checks[args.check](ROOT, args.write)
     for problem in problems:
         print(f"check_tree: {problem}", file=sys.stderr)
     if not problems and not args.write:

@@ -1,4 +1,4 @@
-"""The course keeps its promises: a path of 220 minutes, pages of half an hour that open with
+"""The course keeps its promises: a path of 210 minutes, pages of 37 minutes that open with
 something to look at, exercises before their solutions, links that lead somewhere.
 
 As in test_house, each rule is a function from a page to a list of complaints.
@@ -31,7 +31,7 @@ COURSE = ROOT / "nbs" / "course"
 PATHS = sorted(COURSE.glob("[0-9][0-9]_*.ipynb"))
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if "checkpoints" not in str(p))
 CHECKERS = {exercise.name: exercise for exercise in EXERCISES}
-HALF_AN_HOUR, PATH_MINUTES = 30, 220  # the second with what exercises and thinking take
+PAGE_MINUTES, PATH_MINUTES = 37, 210  # the second with what exercises and thinking take
 SECONDS = 67  # of the slowest page, on one thread
 
 
@@ -118,9 +118,9 @@ def formatted(nb: dict) -> dict:
     return json.loads(done.stdout)
 
 
-def takes_half_an_hour(page: Page) -> list[str]:
+def takes_no_longer_than_it_may(page: Page) -> list[str]:
     minutes = course.reading_minutes(formatted(page.nb))
-    return [f"{minutes:.1f} minutes to read: {HALF_AN_HOUR} at most"] * (minutes > HALF_AN_HOUR)
+    return [f"{minutes:.1f} minutes to read: {PAGE_MINUTES} at most"] * (minutes > PAGE_MINUTES)
 
 
 # ---- What is in the way ----
@@ -333,7 +333,7 @@ def asks_up_to_three_questions(page: Page) -> list[str]:
 
 
 RULES: list[Callable[[Page], list[str]]] = [
-    takes_half_an_hour,
+    takes_no_longer_than_it_may,
     imports_are_folded,
     keeps_two_views,
     opens_with_a_view,
@@ -374,7 +374,7 @@ def path_minutes(pages: list[Page]) -> dict[str, float]:
     return {name: sum(count(nb) for count in counts) for name, nb in above.items()}
 
 
-def test_the_path_takes_220_minutes():
+def test_the_path_takes_210_minutes():
     minutes = path_minutes(path())
     assert len(minutes) == 12 and sum(minutes.values()) <= PATH_MINUTES, minutes
     assert len(course.SECONDS) == 12 and 0 < min(course.SECONDS) <= max(course.SECONDS) <= SECONDS
@@ -502,10 +502,10 @@ def prose(source: str) -> dict:
 
 def test_minutes_are_counted_as_announced():
     text = "**Exercise** · easy · 5 minutes · it matters. Write `my_x`.\n\n"
-    text += "**Exercise** · hard · 15 minutes · it matters more.\n\n" + "word " * (200 - 17)
+    text += "**Exercise** · hard · 15 minutes · it matters more.\n\n" + "word " * (180 - 17)
     cells = [prose(text), code("#| export\n\nx = 1\n" * 10)]
     nb = dict(cells=cells)
-    assert course.reading_minutes(nb) == pytest.approx(len(text.split()) / 200 + 0.5)
+    assert course.reading_minutes(nb) == pytest.approx(len(text.split()) / 180 + 10 / 15)
     assert course.exercise_minutes(nb) == 20
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 # Words, lines and cells of printed tables that are read in a minute; minutes for each of the others
-WORDS, LINES, CELLS, PICTURE, FORMULA, PREDICT = 200, 20, 100, 0.5, 1, 1.5
+WORDS, LINES, CELLS, PICTURE, FORMULA, PREDICT = 180, 15, 100, 0.5, 1, 1.5
 EXERCISE = re.compile(r"^\*\*Exercise\*\* · (easy|medium|hard) · (\d+) minutes · (\S.*)", re.M)
 PATH = {  # the parts of the path, and the numbers of their pages, in the order of reading
     "a tour": ("00",),
@@ -54,7 +54,7 @@ def at_more(
 
 
 def reading_minutes(page: dict[str, Any]) -> float:
-    """Words / 200 + lines of code / 20, over all cells of a notebook, folded ones too. Blank lines,
+    """Words / 180 + lines of code / 15, over all cells of a notebook, folded ones too. Blank lines,
     directives (`#| export`) and Colab's first cell are not counted."""
     words = sum(len(text.split()) for text in source_of(page, "markdown"))
     codes = (code for code in source_of(page, "code") if "google.colab" not in code)
