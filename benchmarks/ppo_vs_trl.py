@@ -60,11 +60,8 @@ TARGETS = {
 NAMES = {"small": "small", "early": "early stops", "tiny": "tiny"}
 WORDS = dict(ours="rlhf_nb", peer="trl", peer_no_gc="trl, gc off")
 COLOURS = dict(ours="#0072B2", peer="#D55E00", peer_no_gc="#E69F00")
-SIDES = {  # process, and whether it collects garbage
-    "ours": ("ours", True),
-    "peer": ("peer", True),
-    "peer_no_gc": ("peer", False),
-}
+# process, and whether it collects garbage
+SIDES = dict(ours=("ours", True), peer=("peer", True), peer_no_gc=("peer", False))
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rlhf_nb"
 PEER_VENV = CACHE / "peer-trl-1.12.0"
 
@@ -282,20 +279,13 @@ def plot(results: dict, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(
-        1,
-        len(results["runs"]),
-        figsize=(1.2 + 2.1 * len(results["runs"]), 3.4),
-        squeeze=False,
-        layout="constrained",
-    )
+    count = len(results["runs"])
+    how = dict(figsize=(1.2 + 2.1 * count, 3.4), squeeze=False, layout="constrained")
+    figure, panels = plt.subplots(1, count, **how)
     for panel, r in zip(panels[0], results["runs"]):
         speeds = r["episodes_per_second"]
-        bars = panel.bar(
-            [WORDS[name].replace(", ", ",\n") for name in speeds],
-            speeds.values(),
-            color=[COLOURS[name] for name in speeds],
-        )
+        names = [WORDS[name].replace(", ", ",\n") for name in speeds]
+        bars = panel.bar(names, speeds.values(), color=[COLOURS[name] for name in speeds])
         times = {name: f"\n{x:.2f} ×" for name, x in r["times_faster"].items()}
         labels = [f"{x:.3g}{times.get(name, '')}" for name, x in speeds.items()]
         panel.bar_label(bars, labels, fontsize=8)
@@ -316,18 +306,11 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--settings", nargs="+", choices=SETTINGS, default=[*SETTINGS])
     add("--warmup", type=int, default=1, help="rounds before that, not counted (default 1)")
-    add("--micro", type=int, help="rows of a micro-batch on both sides (default: the whole batch)")
     add("--no_peer", action="store_true", help="our side alone")
     add("--peer_venv", type=Path, default=PEER_VENV, help="made where it is missing")
     asked = common.parse(parser, words)
     if asked.quick:
         asked.settings, asked.threads, asked.rounds, asked.warmup = ["tiny"], [1], 2, 1
-    for name in asked.settings:
-        batch = SETTINGS[name]["batch"]
-        if asked.micro is not None and (asked.micro < 1 or batch % asked.micro):
-            parser.error(
-                f"--micro is {asked.micro}: give a divisor of the batch of {name}, {batch}"
-            )
     return asked
 
 
@@ -340,10 +323,9 @@ def main(words: list[str] | None = None) -> dict:
     made = common.environment(asked.under_load) | dict(peer=PINS)
     results: dict = dict(environment=made, quick=asked.quick, runs=[])
     for name in asked.settings:
-        s = SETTINGS[name] | ({} if asked.micro is None else dict(micro=asked.micro))
         for threads in asked.threads:
             start = time.perf_counter()
-            run = dict(name=name) | measure(s, threads, asked, pythons)
+            run = dict(name=name) | measure(SETTINGS[name], threads, asked, pythons)
             results["runs"].append(run)
             print(f"{where(run)}: {time.perf_counter() - start:.0f} s", flush=True)
             asked.output.write_text(json.dumps(results, indent=1) + "\n")
