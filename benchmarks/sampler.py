@@ -29,6 +29,8 @@ import common
 import torch
 from common import EOS, PAD, SMALL, response_lengths
 
+from rlhf_nb.masks import left_pad
+
 SETTINGS = {"full": SMALL, "early": SMALL | dict(mean_length=16)}
 QUICK = dict(hidden=16, layers=1, heads=2, inner=32, vocab=64, prompts=[3, 6], response=8)
 
@@ -55,23 +57,13 @@ def generation(s: dict, eos: int) -> Any:
     return GenerationConfig(max_new_tokens=s["response"], **how, **ids)
 
 
-def padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    "Ids and mask [B, P], padding on the left."
-    width = max(map(len, prompts))
-    ids = torch.tensor([[PAD] * (width - len(p)) + p for p in prompts])
-    return ids, torch.tensor([[False] * (width - len(p)) + [True] * len(p) for p in prompts])
-
-
 def ours(model: Any, prompts: list[list[int]], s: dict) -> Callable[[], list[list[int]]]:
     "The sampler of the trainer."
     from rlhf_nb.sampling import Sampling
     from rlhf_nb.training.engines import CachedEngine
 
-    engine, (ids, mask), how = (
-        CachedEngine(len(prompts), nullcontext),
-        padded(prompts),
-        Sampling(s["response"], PAD, (EOS,), 1.0),
-    )
+    ids, mask = left_pad(prompts, PAD)
+    engine, how = CachedEngine(len(prompts), nullcontext), Sampling(s["response"], PAD, (EOS,), 1.0)
     engine.sync(model)
 
     def write() -> list[list[int]]:
@@ -83,7 +75,7 @@ def ours(model: Any, prompts: list[list[int]], s: dict) -> Callable[[], list[lis
 
 def generate(model: Any, prompts: list[list[int]], s: dict) -> Callable[[], list[list[int]]]:
     "transformers' own, on a padded batch."
-    ids, mask = padded(prompts)
+    ids, mask = left_pad(prompts, PAD)
 
     def write() -> list[list[int]]:
         rows = model.generate(
