@@ -80,9 +80,8 @@ class Ledger(TorchDispatchMode):
         "Count a storage that was not seen before, until it ends."
         storage, account = x.untyped_storage(), self.account(x)
         key = storage._cdata
-        known = (
-            self.alive[key][0] if key in self.alive else account
-        )  # a transposed weight is no logits
+        # a transposed weight is no logits
+        known = self.alive[key][0] if key in self.alive else account
         if account == known == "logits":
             self.largest = max(self.largest, min(x.numel(), storage.nbytes() // x.element_size()))
         if key in self.alive or not storage.nbytes():
