@@ -19,6 +19,7 @@ import shutil
 import tempfile
 import time
 from contextlib import contextmanager
+from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -135,8 +136,8 @@ def answers(
     rows = encode_prompts(prompts, tokenizer)
     order, found = sorted(range(len(rows)), key=lambda i: len(rows[i])), {}
     pad, stop = tokenizer.pad_token_id, tokenizer.eos_token_id
-    how, generator = Sampling(RESPONSE, pad, (stop,), temperature), torch.Generator()
-    generator.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    how = Sampling(RESPONSE, pad, (stop,), temperature)
     training = policy.training
     policy.eval()
     for start in range(0, len(order), 256):
@@ -461,12 +462,9 @@ def kept(job: dict[str, Any], runs: Path, size: dict[str, Any]) -> dict[str, Any
 
 def chosen(tuning: list[dict[str, Any]]) -> dict[str, float]:
     "By method, the learning rate with the best gold win rate on validation posts."
-    best: dict[str, dict[str, Any]] = {}
-    for run in tuning:
-        rival = best.get(run["method"])
-        if rival is None or run["validation"]["win_rate"] > rival["validation"]["win_rate"]:
-            best[run["method"]] = run
-    return {method: run["rate"] for method, run in best.items()}
+    wins = lambda run: run["validation"]["win_rate"]
+    tried = groupby(tuning, key=lambda run: run["method"])
+    return {method: max(runs, key=wins)["rate"] for method, runs in tried}
 
 
 def main(words: list[str] | None = None) -> None:
