@@ -141,12 +141,8 @@ def run(
         after = look()
     logs = [log for log in trainer.state.log_history if "objective/kl" in log]
     curve = [{name: round(float(log[name]), 5) for name in SHOWN if name in log} for log in logs]
-    print(
-        pd.DataFrame(dict(before=before, after=after))
-        .drop(["texts", "scores", "rewards"], errors="ignore")
-        .to_string(),
-        flush=True,
-    )
+    shown = pd.DataFrame(dict(before=before, after=after))
+    print(shown.drop(["texts", "scores", "rewards"], errors="ignore").to_string(), flush=True)
     settings = " ".join([f"kl_coef {trainer.args.kl_coef:g}", *words])
     kept["runs"][f"{reward}, {settings}, seed {seed}"] = dict(
         after=after,
@@ -199,13 +195,8 @@ def profile_update() -> dict[str, Any]:
     kinds: dict[str, float] = {}
     for event in seen.key_averages():
         name = event.key.removeprefix("aten::")
-        kind = (
-            "matrix products"
-            if name in ("mm", "addmm", "bmm", "baddbmm")
-            else "attention"
-            if "attention" in name
-            else "the rest"
-        )
+        kind = "attention" if "attention" in name else "the rest"
+        kind = "matrix products" if name in ("mm", "addmm", "bmm", "baddbmm") else kind
         kinds[kind] = kinds.get(kind, 0.0) + event.self_cpu_time_total / 1e6
     return dict(
         environment=environment(False),
