@@ -17,7 +17,6 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -171,17 +170,10 @@ def one(job: Job, run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokeniz
     )
 
 
-def finished(folder: Path) -> Iterator[dict[str, Any]]:
-    "The runs of the plan whose file is there."
-    for job in plan():
-        path = folder / "runs" / f"{job.name}.json"
-        if path.is_file():
-            yield json.loads(path.read_text())
-
-
 def collect(folder: Path, output: Path) -> None:
     "Every finished run, in one file."
-    runs = list(finished(folder))
+    files = [folder / "runs" / f"{job.name}.json" for job in plan()]
+    runs = [json.loads(path.read_text()) for path in files if path.is_file()]
     total = lambda name: round(sum(run[name] for run in runs) / 3600, 2)
     kept = dict(
         command="OMP_NUM_THREADS=1 python benchmarks/sensitivity.py",
