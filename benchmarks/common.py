@@ -183,20 +183,16 @@ def drawing(module: Any, name: str, around: Callable[[Callable], Any]) -> Iterat
         setattr(module, name, plain)
 
 
-def where_drawn(side: str) -> tuple[Any, str]:
-    "What a trainer draws its tokens with: ours, or the peer."
-    if side == "ours":
-        from rlhf_nb import rollout
-
-        return rollout, "draw_tokens"
-    return torch, "multinomial"
-
-
 def dice(s: dict, seed: int = 0, side: str = "ours") -> AbstractContextManager[Dice]:
     "Meanwhile the responses of a trainer have the lengths of the setting."
     ids = s.get("pad", PAD), s.get("eos", EOS)
     around = lambda draw: Dice(draw, response_lengths(s), s["response"], seed, *ids)
-    return drawing(*where_drawn(side), around)
+    # what a trainer draws its tokens with: the peer, or ours
+    if side != "ours":
+        return drawing(torch, "multinomial", around)
+    from rlhf_nb import rollout
+
+    return drawing(rollout, "draw_tokens", around)
 
 
 def peak_mib() -> float:
@@ -304,7 +300,6 @@ def settings(s: dict, folder: Path) -> dict:
         num_sample_generations=0,
         bf16=s.get("device") == "cuda",
         use_cpu=s.get("device") != "cuda",
-        gradient_checkpointing=False,
         report_to="none",
         save_strategy="no",
         logging_steps=1,
@@ -329,11 +324,6 @@ def in_phases(around: Callable[[str], Any]) -> type:
     return type("PPOTrainer", (PPOTrainer,), {name: inside(name) for name in PHASES})
 
 
-def our_settings(s: dict, folder: Path) -> dict:
-    "The same for ours, without the peer's word for recomputed activations."
-    return {name: x for name, x in settings(s, folder).items() if name != "gradient_checkpointing"}
-
-
 def make_trainer(s: dict, folder: Path, kind: type, parts: dict | None = None, **more: Any) -> Any:
     """Our trainer on models of its own, ready for `step()`. The reference is a copy of the policy;
     `parts` replace the trainer's models, `more` goes into its config."""
@@ -344,7 +334,7 @@ def make_trainer(s: dict, folder: Path, kind: type, parts: dict | None = None, *
     disable_progress_bar()
     models = dict(model="policy", reward_model="reward", value_model="value")
     made = {word: make_model(s, name) for word, name in models.items() if word not in (parts or {})}
-    args = PPOConfig(**our_settings(s, folder) | dict(stop_token="eos") | more)
+    args = PPOConfig(**settings(s, folder) | dict(stop_token="eos") | more)
     return kind(args, make_tokenizer(s), train_dataset=make_prompts(s), **made | (parts or {}))
 
 

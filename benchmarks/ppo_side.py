@@ -28,7 +28,6 @@ from common import (
     described_parser,
     dice,
     make_prompts,
-    our_settings,
     peak_mib,
     rate,
     settings,
@@ -152,7 +151,7 @@ def ours(s: dict, folder: Path, parts: dict, tokenizer: Any, data: Any, desk: An
             return Gate(super().get_train_dataloader(), desk.between)
 
     trunk = s.get("trunk", False)
-    args = PPOConfig(**our_settings(s, folder), stop_token="eos", share_value_trunk=trunk, **more)
+    args = PPOConfig(**settings(s, folder), stop_token="eos", share_value_trunk=trunk, **more)
     if "adapters" in s:
         parts |= dict(ref_model=None, peft_config=lora(s, "CAUSAL_LM"))
         parts |= dict(value_model=None) if trunk else dict(value_peft_config=lora(s, "SEQ_CLS"))
@@ -163,7 +162,9 @@ def peer(s: dict, folder: Path, parts: dict, tokenizer: Any, data: Any, desk: An
     "The published trainer; where a command says so, without `gc` in its module: no collection."
     from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
-    args = PPOConfig(**settings(s, folder), stop_token=None if s["mean_length"] is None else "eos")
+    # its word for recomputed activations
+    own = dict(gradient_checkpointing=False, stop_token=None if s["mean_length"] is None else "eos")
+    args = PPOConfig(**settings(s, folder), **own)
     if "adapters" in s:
         from peft import inject_adapter_in_model
 
