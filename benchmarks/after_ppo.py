@@ -9,8 +9,7 @@ the same loop; DPO on the pairs of which the reward model was made; and the best
 SFT model. Each trained method has three learning rates on the tuning seed; the gold judge's win
 rate on that seed's validation posts chooses. The fresh seeds use the chosen rate, and training
 never sees the judge. The methods of the loop run once more on as many episodes as the demo has.
-Every run is a process of its own with one thread, and is kept: the same
-command goes on where it stopped. Writes JSON (all runs) and a plot.
+A run is a process with one thread; the same command goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import shutil
 import tempfile
 import time
 from contextlib import contextmanager
+from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -136,8 +136,8 @@ def answers(
     rows = encode_prompts(prompts, tokenizer)
     order, found = sorted(range(len(rows)), key=lambda i: len(rows[i])), {}
     pad, stop = tokenizer.pad_token_id, tokenizer.eos_token_id
-    how, generator = Sampling(RESPONSE, pad, (stop,), temperature), torch.Generator()
-    generator.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    how = Sampling(RESPONSE, pad, (stop,), temperature)
     training = policy.training
     policy.eval()
     for start in range(0, len(order), 256):
@@ -373,8 +373,7 @@ def best_of_n(folder: Path, size: dict[str, Any], seed: int) -> dict[str, Any]:
 
 
 def pool_kl(scores: Any, n: int) -> float:
-    """KL of the best of n draws from a pool, taken as the policy, to that pool: equal scores are
-    one answer. Too small where n comes near the size of the pool."""
+    "KL of the best of n draws to their pool: equal scores are one answer. Too small for large n."
     _, counts = np.unique(scores, return_counts=True)
     p, at_most = counts / counts.sum(), counts.cumsum() / counts.sum()
     best = np.diff(at_most**n, prepend=0.0)
@@ -388,8 +387,7 @@ COLOURS = ("#777777", "#1f5fa8", "#c25a00", "#e0a030", "#2e8b57", "#8e44ad")
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """Gold win rate along each run against the KL, and against the answers sampled: a line of the
-    means over the seeds, a dot for each seed's end."""
+    "Gold win rate against the KL, and the answers sampled: means, and a dot for a seed's end."
     starts = {base["seed"]: base["validation"] for base in results["bases"]}
     looks = pd.DataFrame(
         dict(method=run["method"], seed=run["seed"], **look)
@@ -464,12 +462,9 @@ def kept(job: dict[str, Any], runs: Path, size: dict[str, Any]) -> dict[str, Any
 
 def chosen(tuning: list[dict[str, Any]]) -> dict[str, float]:
     "By method, the learning rate with the best gold win rate on validation posts."
-    best: dict[str, dict[str, Any]] = {}
-    for run in tuning:
-        rival = best.get(run["method"])
-        if rival is None or run["validation"]["win_rate"] > rival["validation"]["win_rate"]:
-            best[run["method"]] = run
-    return {method: run["rate"] for method, run in best.items()}
+    wins = lambda run: run["validation"]["win_rate"]
+    tried = groupby(tuning, key=lambda run: run["method"])
+    return {method: max(runs, key=wins)["rate"] for method, runs in tried}
 
 
 def main(words: list[str] | None = None) -> None:

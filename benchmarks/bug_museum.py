@@ -47,12 +47,8 @@ def one(policy: Any, bug: str | None, seed: int, **changes: Any) -> tuple[list, 
     "Log and answers of one run."
     log, rollouts = run(policy, BUGS[bug] if bug else None, seed=seed, **changes)
     last = rollouts[-1]
-    answers = [
-        dict(response=text, score=score, tokens=tokens)
-        for text, score, tokens in zip(
-            last.responses[:4], last.raw_scores.tolist(), last.mask.sum(1).tolist()
-        )
-    ]
+    each = zip(last.responses[:4], last.raw_scores.tolist(), last.mask.sum(1).tolist())
+    answers = [dict(response=text, score=score, tokens=n) for text, score, n in each]
     return log[sorted(COLUMNS)].round(4).assign(seed=seed).to_dict("records"), answers
 
 

@@ -4,14 +4,12 @@
     python benchmarks/classic_control.py                   five seeds each, 100 s of a core each
     python benchmarks/classic_control.py --seeds 1 --steps 20000   does it run? 10 seconds
 
-`train` is a whole PPO in sixty lines: `gae`, `returns_from`, `whiten`, `policy_loss` and
-`value_loss` are the package's, and see no difference between a token and a move. A row is a piece
-of an episode: 128 steps of one environment are cut where an episode ends, by its time limit too,
-and what follows the end counts 0; V of the next state (`bootstrap`) follows the piece that the 128
-steps cut off. An environment is reset in the step that ends its episode. Settings and figures are
-those that CleanRL publishes for `ppo.py` (docs.cleanrl.dev/rl-algorithms/ppo), three seeds: 490.04
-+- 6.12 and -86.36 +- 1.32. Ours is made as theirs: the mean return of the last 100 episodes of each
-run, and of these the mean and the deviation (divided by n) over the runs.
+`train` is a whole PPO in sixty lines, on the package's functions. A row is a piece of an episode:
+128 steps of an environment are cut where an episode ends, by its time limit too, and what follows
+counts 0, or V of the next state (`bootstrap`) where the 128 steps cut it off. Settings and figures
+are those that CleanRL publishes for `ppo.py` (docs.cleanrl.dev/rl-algorithms/ppo), three seeds:
+490.04 +- 6.12 and -86.36 +- 1.32: the mean return of a run's last 100 episodes, and of these the
+mean and the deviation (divided by n) over the runs.
 """
 
 from __future__ import annotations

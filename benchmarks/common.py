@@ -75,8 +75,7 @@ def prompt_lengths(s: dict) -> list[int]:
 
 
 def response_lengths(s: dict) -> list[int]:
-    """All full, or the quantiles of a geometric law with mean `mean_length`, cut off at `response`;
-    or those given."""
+    "All full, or quantiles of a geometric law of mean `mean_length`, cut off; or those given."
     if "lengths" in s:
         return s["lengths"]
     if s["mean_length"] is None:
@@ -89,8 +88,7 @@ def response_lengths(s: dict) -> list[int]:
 
 
 def tokens(s: dict) -> dict[str, int]:
-    """What every update holds: steps, real tokens over all epochs, response tokens and positions
-    with padding of one epoch."""
+    "Of every update: steps, real tokens of all epochs, response tokens and positions of one."
     prompts, responses = prompt_lengths(s), response_lengths(s)
     return dict(
         steps=s["epochs"] * s["mini_batches"],
@@ -101,16 +99,14 @@ def tokens(s: dict) -> dict[str, int]:
 
 
 def layer_shapes(s: dict, rows: int) -> list[list[int]]:
-    """The matrix products [m, k] x [k, n] of one layer's forward, keys and values first; a Llama's
-    MLP has a gate, a GPT-NeoX's has none."""
+    "Matrix products [m, k] x [k, n] of a layer's forward, keys and values first."
     h, i, wide = s["hidden"], s["inner"], 1 if s.get("family") == "neox" else 2
     attention = [[rows, h, s.get("kv", h)]] * 2 + [[rows, h, h]] * 2
     return attention + [[rows, h, i]] * wide + [[rows, i, h]]
 
 
 def shapes(s: dict) -> list[list[int]]:
-    """The matrix products of one forward of the policy over a batch, real tokens alone; those of
-    the backward are like them."""
+    "The matrix products of one forward of the policy over a batch's real tokens."
     count = tokens(s)
     return layer_shapes(s, count["real"] // s["epochs"]) * s["layers"] + [
         [count["response"], s["hidden"], s["vocab"]]
@@ -138,8 +134,7 @@ def necessary_flops(s: dict, everywhere: bool = False) -> float:
 
 
 class Dice:
-    """A function that draws a token a row, but for when a response ends. Rows that have ended may
-    stay in the batch or leave it."""
+    "Draws a token a row, and says when a response ends. Rows that ended may stay or leave."
 
     def __init__(
         self,
@@ -188,20 +183,16 @@ def drawing(module: Any, name: str, around: Callable[[Callable], Any]) -> Iterat
         setattr(module, name, plain)
 
 
-def where_drawn(side: str) -> tuple[Any, str]:
-    "What a trainer draws its tokens with: ours, or the peer."
-    if side == "ours":
-        from rlhf_nb import rollout
-
-        return rollout, "draw_tokens"
-    return torch, "multinomial"
-
-
 def dice(s: dict, seed: int = 0, side: str = "ours") -> AbstractContextManager[Dice]:
     "Meanwhile the responses of a trainer have the lengths of the setting."
     ids = s.get("pad", PAD), s.get("eos", EOS)
     around = lambda draw: Dice(draw, response_lengths(s), s["response"], seed, *ids)
-    return drawing(*where_drawn(side), around)
+    # what a trainer draws its tokens with: the peer, or ours
+    if side != "ours":
+        return drawing(torch, "multinomial", around)
+    from rlhf_nb import rollout
+
+    return drawing(rollout, "draw_tokens", around)
 
 
 def peak_mib() -> float:
@@ -217,8 +208,7 @@ def wait_for(device: str) -> None:
 
 
 def rate(shapes: list[list[int]], seconds: float, device: str = "cpu") -> float:
-    """FLOPs a second of matrix products [m, k] x [k, n], each shape in turn, the best of several
-    passes; on a GPU in bfloat16."""
+    "FLOPs a second of products [m, k] x [k, n] in turn, best of passes; on a GPU in bfloat16."
     how = dict(device=device, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
     made = lambda m, k, n: (torch.randn(m, k, **how), torch.randn(n, k, **how))
     out_of = lambda m, _, n: torch.empty(m, n, **how)
@@ -310,7 +300,6 @@ def settings(s: dict, folder: Path) -> dict:
         num_sample_generations=0,
         bf16=s.get("device") == "cuda",
         use_cpu=s.get("device") != "cuda",
-        gradient_checkpointing=False,
         report_to="none",
         save_strategy="no",
         logging_steps=1,
@@ -335,11 +324,6 @@ def in_phases(around: Callable[[str], Any]) -> type:
     return type("PPOTrainer", (PPOTrainer,), {name: inside(name) for name in PHASES})
 
 
-def our_settings(s: dict, folder: Path) -> dict:
-    "The same for ours, without the peer's word for recomputed activations."
-    return {name: x for name, x in settings(s, folder).items() if name != "gradient_checkpointing"}
-
-
 def make_trainer(s: dict, folder: Path, kind: type, parts: dict | None = None, **more: Any) -> Any:
     """Our trainer on models of its own, ready for `step()`. The reference is a copy of the policy;
     `parts` replace the trainer's models, `more` goes into its config."""
@@ -350,7 +334,7 @@ def make_trainer(s: dict, folder: Path, kind: type, parts: dict | None = None, *
     disable_progress_bar()
     models = dict(model="policy", reward_model="reward", value_model="value")
     made = {word: make_model(s, name) for word, name in models.items() if word not in (parts or {})}
-    args = PPOConfig(**our_settings(s, folder) | dict(stop_token="eos") | more)
+    args = PPOConfig(**settings(s, folder) | dict(stop_token="eos") | more)
     return kind(args, make_tokenizer(s), train_dataset=make_prompts(s), **made | (parts or {}))
 
 
@@ -455,8 +439,7 @@ def title(text: str, results: dict) -> str:
 
 
 def parser_of(doc: str, name: str, threads: Any = 1, rounds: int = 0) -> argparse.ArgumentParser:
-    """The words that every benchmark knows, and defaults: `threads` may be several, each measured
-    by itself; `rounds`, where it has any."""
+    "The words that every benchmark knows, and defaults; several `threads` are measured in turn."
     parser = described_parser(doc)
     add = parser.add_argument
     add("--quick", action="store_true", help="tiny sizes, few rounds: does it run?")

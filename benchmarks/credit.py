@@ -6,7 +6,6 @@
 The mini world's posts and facts, told in about 10, 20 or 40 words. For each length one policy is
 fine-tuned on writers who leave out most of what they need not tell; then PPO trains it with both
 rewards: at 20 words by every estimator, at 10 and 40 with lambda 0.95 and half as many updates.
-Runs that the file has are not run again. One thread, 20 to 40 seconds of a 2 GHz core each.
 """
 
 from __future__ import annotations
@@ -199,16 +198,6 @@ def run(given: dict[str, Any], words: int, where: str, estimator: str, seed: int
 # ---- The grid ----
 
 
-def rounded(x: Any) -> Any:
-    return (
-        [round(y, 3) for y in x]
-        if isinstance(x, list)
-        else round(x, 3)
-        if isinstance(x, float)
-        else x
-    )
-
-
 def cells(lengths: list[int], seeds: list[int]) -> list[tuple[int, str, str, int]]:
     "What is run. RLOO takes the sum, wherever it was paid: once is enough."
     every = [name for name in ESTIMATORS if name != "RLOO"]
@@ -251,7 +240,7 @@ def main() -> None:
         words, *rest = cell
         starts[words] = starts.get(words) or start(words)
         found = run(starts[words], words, *rest)
-        runs.append({name: rounded(x) for name, x in found.items()})
+        runs.append(json.loads(json.dumps(found), parse_float=lambda x: round(float(x), 3)))
         print(*cell, [round(x, 2) for x in found["gold"][::4]], round(found["seconds"]), flush=True)
         what = dict(episodes=EPISODES, settings=SETTINGS, estimators=ESTIMATORS, batches=BATCHES)
         lines = ",\n".join(json.dumps(x) for x in runs)

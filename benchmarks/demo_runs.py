@@ -15,8 +15,7 @@ from rlhf_nb.cli.demo_run import DemoRun, DemoSettings
 def up_to_reward(
     settings: DemoSettings,
 ) -> tuple[DemoRun, DatasetDict, PreTrainedTokenizerBase, dict[str, float]]:
-    """A demo's run, world and tokenizer, with its stages up to the reward model; and the processor
-    seconds of the stages that were not there yet."""
+    "A demo's run, world, tokenizer, stages up to the reward model; and seconds of new stages."
     run, seconds = DemoRun(settings, Console(quiet=True)), {}
     world, tokenizer = demo_stages.world_of(settings)
     for stage in ("sft", "pairs", "reward"):

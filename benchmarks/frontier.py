@@ -4,11 +4,9 @@ and best-of-n beside it.
     python benchmarks/frontier.py runs/demo
     python benchmarks/frontier.py runs/seeds/few_labels_seed12 --best_of 64 --posts 200
 
-Each line of the table is what the rollout of one update says of the policy that wrote it, at the
-temperature of the run. Best-of-n samples from the run's SFT model, at the same temperature, and
-takes the answer that the run's reward model likes most; its KL has a closed form. The judge is the
-gold judge, on the facts of the same posts; training never sees it. Prints, and writes JSON and a
-plot under benchmarks/results/.
+A line of the table is what the rollout of an update says of the policy that wrote it. Best-of-n
+samples from the run's SFT model, and its reward model chooses; the KL has a closed form. The gold
+judge judges, on the same posts. Prints, and writes JSON and a plot under benchmarks/results/.
 """
 
 import json
@@ -75,8 +73,7 @@ def updates(run: Path, world, metrics: dict[int, dict]) -> pd.DataFrame:
 
 
 def best_of(run: Path, world, tokenizer, n: int, posts: int, seed: int) -> pd.DataFrame:
-    """Expected reward, gold and win rate of the best of 1, 2, 4, .. n, from n answers to each post
-    (Nakano et al. 2021, equation 10 of appendix I)."""
+    "Expected scores of the best of 1, 2, 4, .. n answers (Nakano et al. 2021, eq. 10 of app. I)."
     policy, judge = load_policy(str(run / "sft")), load_scorer(str(run / "reward"))
     some = world["test"].select(range(posts))
     truths = [json.loads(text) for text in some["facts"]]

@@ -8,9 +8,8 @@ For each seed: one SFT model; reward models on 500, 2,000 and 8,000 labels, with
 world's people give them and with 25 % of them flipped; best-of-n from one pool of samples, for
 every reward model and every way to combine several; PPO on each reward model, without and with a
 KL penalty; remedies at one number of labels; and a reward of length alone. Every job is a process
-of its own with one torch thread, and leaves a small JSON, so that the same command resumes. Reports
-processor seconds and peak memory of each. The judge of the figures is the gold judge, which
-training never sees. Writes benchmarks/results/goodhart.json.
+with one torch thread and leaves a small JSON: the same command resumes. The judge is the gold one,
+which training never sees. Writes benchmarks/results/goodhart.json.
 """
 
 from __future__ import annotations
@@ -221,11 +220,8 @@ def base_job(run: DemoRun, size: Size) -> dict[str, Any]:
 
 def flipped(pairs: Dataset) -> Dataset:
     "The same pairs, with the choices of the marked ones turned round."
-    turn = lambda row: dict(
-        chosen=row["rejected" if row["flip"] else "chosen"],
-        rejected=row["chosen" if row["flip"] else "rejected"],
-    )
-    return pairs.map(turn)
+    turned = lambda row: dict(chosen=row["rejected"], rejected=row["chosen"])
+    return pairs.map(lambda row: turned(row) if row["flip"] else row)
 
 
 def train_reward(
@@ -272,13 +268,9 @@ def finished_reward(folder: Path, name: str, model: Any, world: Any, seed: int) 
 def averaged(models: list[Any]) -> Any:
     "The first model, with the mean of all their weights (WARM, 2401.12187)."
     states = [model.state_dict() for model in models]
-    mean = {
-        name: torch.stack([state[name] for state in states]).mean(0)
-        if states[0][name].is_floating_point()
-        else states[0][name]
-        for name in states[0]
-    }
-    models[0].load_state_dict(mean)
+    names = [name for name, x in states[0].items() if x.is_floating_point()]
+    mean = {name: torch.stack([state[name] for state in states]).mean(0) for name in names}
+    models[0].load_state_dict(states[0] | mean)
     return models[0]
 
 
@@ -344,19 +336,13 @@ def drawn_pool(run: DemoRun, size: Size) -> Pool:
     generator, rows = torch.Generator().manual_seed(run.settings.seed), []
     for post in posts:
         ids = torch.tensor([tokenizer(post["prompt"])["input_ids"]] * size.pool)
-        some = sample(policy, ids, torch.ones_like(ids).bool(), how, generator)
+        real = torch.ones_like(ids).bool()
+        some = sample(policy, ids, real, how, generator)
         ids_drawn = some.response_ids.numpy()
         _, first, place = np.unique(ids_drawn, axis=0, return_index=True, return_inverse=True)
+        columns = [x[first] for x in (ids, real, some.response_ids, some.mask)]
         with torch.no_grad():
-            logprobs, _ = response_logprobs(
-                policy,
-                ids[first],
-                torch.ones_like(ids[first]).bool(),
-                some.response_ids[first],
-                some.mask[first],
-                TEMPERATURE,
-                entropy=None,
-            )
+            logprobs, _ = response_logprobs(policy, *columns, TEMPERATURE, entropy=None)
         texts, _ = texts_of(tokenizer, some, (tokenizer.eos_token_id,))
         facts, ends = [json.loads(post["facts"])] * size.pool, some.stopped.tolist()
         gold, invented = golds_of(texts, facts, ends)
@@ -535,7 +521,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/goodhart"))
     parser.add_argument("--size", choices=SIZES, default="full")
     parser.add_argument("--only", nargs="*", help="these jobs: base, rewards, pool, or PPO runs")
-    parser.add_argument("--output", type=Path, help="of the JSON; the default is under results/")
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "goodhart.json")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
     size = SIZES[options.size]
@@ -554,8 +540,7 @@ def main() -> None:
         print(summary(collected(options.runs, [seed], jobs)[seed]), flush=True)
     seeds = sorted({TUNING, *options.seeds})
     whole = dict(size=options.size, seeds=collected(options.runs, seeds, jobs))
-    output = options.output or HERE / "results" / "goodhart.json"
-    output.write_text(json.dumps(whole, separators=(",", ":")) + "\n")
+    options.output.write_text(json.dumps(whole, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,14 +5,11 @@
     python benchmarks/guess_number.py --compare --updates 150    estimators side by side
     python benchmarks/guess_number.py --quick                    does it run? seconds
 
-A Llama of two layers of width 48 from random weights, guesses of two digits of base 4, one
-thread. The rate of play is exact: over all secrets and all actions, at temperature 1; branches
-that weigh less than 1e-6 count as lost, and their weight is printed. Every tenth update it is
-computed, and that time does not count. The entropy bonus falls from 0.1 to 0.005 over 200 updates
-(--falls), so that all first guesses are tried before one is taken; with --compare it stays at 0.05,
-and each estimator sees as many games. `through` is GAE that walks through the observations, whose
-values are trained there as well. With --imitate the policy first imitates so many batches of games
-of a player who bisects four times in ten and else guesses anything that is still possible.
+A Llama of two layers of width 48 from random weights, guesses of two digits of base 4, one thread.
+The rate of play is exact, over all secrets and actions at temperature 1; branches below 1e-6 count
+as lost. It is computed every tenth update, off the clock. The entropy bonus falls from 0.1 to 0.005
+over 200 updates (--falls), or stays 0.05 (--compare). `through` is GAE through the observations.
+--imitate: first so many batches of a player who bisects four times in ten and else guesses.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     python benchmarks/healthy_run.py                # seeds 21 to 25
     python benchmarks/healthy_run.py --seeds 0      # the page's own
 
-The recipe is the page's: its first cells are run as they are, with another seed of the models, the
-sampling and the training (the world is the same). Prints what the last update logged and how the
-near-greedy answers to 64 posts end, and writes benchmarks/results/healthy_run.json.
+The page's first cells are run with another seed of all but the world. Prints what the last update
+logged and how near-greedy answers to 64 posts end; writes benchmarks/results/healthy_run.json.
 """
 
 import json

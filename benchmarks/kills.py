@@ -4,9 +4,8 @@
 
 Of each of the three trainers, and of PPO over turns on one process and on two, 50 tiny runs are
 killed: half of them at a random moment of their training, half while a checkpoint is being written.
-Of two ranks one is killed, and the other has to end. A run passes if what it resumes to has the
-same weights, logs, metrics file and rollouts, bit for bit, as the run left alone. Writes
-benchmarks/results/kills.json. The exit code is 1 where a run did not pass.
+Of two ranks one is killed, and the other has to end. A run passes if it resumes to equal weights,
+logs and rollouts, bit for bit. Writes benchmarks/results/kills.json; exit code 1: one did not pass.
 """
 
 from __future__ import annotations

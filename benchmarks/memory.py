@@ -7,21 +7,15 @@ phase.
 
 One whole update of a real PPOTrainer (rollout, score, advantages, 2 epochs of optimizer steps, so
 that the second meets the optimizer's state) at each point, in float32, in a process of its own.
-What is varied starts from `small` of ppo_vs_trl.py: hidden 128, 4 layers, vocabulary 4096, prompts
-of 32 to 64 tokens, 48 response tokens (24 where the vocabulary is varied), 64 rows in one
-micro-batch.
+What is varied starts from `small` of ppo_vs_trl.py, 64 rows in one micro-batch; 24 response tokens
+where the vocabulary is varied.
 
-What is counted. The primary figure is live tensor bytes: a dispatch mode sees the output of every
-operation, counts each storage once, from the operation that makes it to its end, and keeps the peak
-of each phase. That is exact and the same in every run; it leaves out what is no tensor, so the
-process's peak resident memory less what it held before the models were made is beside it.
-
-Vocabulary. A storage of [vocabulary, hidden] is an embedding, a head, or one's gradient or
-optimizer state: it is counted by itself, next to the bytes that these need by the parameters alone.
-Every other tensor with a dimension equal to the vocabulary holds logits or probabilities. Checked:
-no such tensor is larger than one chunk (`chunk_logits` of `response_logprobs`, or, while sampling,
-a row for each response); without embeddings and heads, the peak at 151,936 words is at most 1.2
-times that at 32,000.
+Counted are live tensor bytes, each storage once, with the peak of each phase: exact, and the same
+in every run. Beside it is the process's peak resident memory, less what it held before the models.
+A storage of [vocabulary, hidden] is an embedding, a head, or one's gradient or optimizer state, and
+counted by itself; other tensors of the vocabulary hold logits. Checked: none is larger than one
+chunk (while sampling, a row for each response); without embeddings and heads, the peak at 151,936
+words is at most 1.2 times that at 32,000.
 """
 
 from __future__ import annotations
@@ -62,8 +56,7 @@ GROWTH = 1.2  # wanted at most, from the second largest vocabulary to the larges
 
 
 class Ledger(TorchDispatchMode):
-    """Bytes of the storages that are alive, by account: `weights` [vocabulary, hidden], `logits`
-    (other tensors of the vocabulary), `rest`."""
+    "Bytes of live storages: `weights` [vocabulary, hidden], other `logits`, and the `rest`."
 
     def __init__(self, vocab: int, hidden: int):
         super().__init__()
@@ -87,9 +80,8 @@ class Ledger(TorchDispatchMode):
         "Count a storage that was not seen before, until it ends."
         storage, account = x.untyped_storage(), self.account(x)
         key = storage._cdata
-        known = (
-            self.alive[key][0] if key in self.alive else account
-        )  # a transposed weight is no logits
+        # a transposed weight is no logits
+        known = self.alive[key][0] if key in self.alive else account
         if account == known == "logits":
             self.largest = max(self.largest, min(x.numel(), storage.nbytes() // x.element_size()))
         if key in self.alive or not storage.nbytes():
@@ -104,8 +96,7 @@ class Ledger(TorchDispatchMode):
         self.compare()
 
     def compare(self) -> None:
-        """Keep what is larger than before. `peak` is the moment at which logits and rest together
-        are largest."""
+        "Keep what is larger than before; `peak`: when logits and rest together are largest."
         if self.now["logits"] + self.now["rest"] > self.peak["logits"] + self.peak["rest"]:
             self.peak = dict(self.now)
         self.total = max(self.total, sum(self.now.values()))
@@ -157,8 +148,7 @@ def needed(trainer: Any, shape: tuple[int, int]) -> int:
 
 
 def chunk(s: dict) -> int:
-    """Most logits that one tensor may hold: a chunk of the log-probs, or a row for each response
-    while they are sampled."""
+    "Most logits in one tensor: a chunk of the log-probs, or a row a response while sampled."
     from rlhf_nb.fast_logprobs import response_logprobs
 
     limit = inspect.signature(response_logprobs).parameters["chunk_logits"].default

@@ -5,13 +5,11 @@
     python benchmarks/mini_tldr_seeds.py --seeds 10 --no_kl_seeds 10 --few_label_seeds 10 --jobs 1
     python benchmarks/mini_tldr_seeds.py --kept    # run nothing: table and plot of the kept JSON
 
-Every seed reseeds world, models, pairs, training and sampling; each is one `rlhf-nb demo` in a
-process of its own, on `--threads` threads, `--jobs` of them side by side (their stage times are
-then those of a busy machine). The runs without a KL penalty start from the SFT and reward model of
-the same seed. The runs with few labels train the reward model on 8,000 pairs instead of 30,000,
-and then PPO with the penalty and without it, on that same reward model. Finished runs are used
-again. Writes JSON, a table and a plot under benchmarks/results/. The judge is the gold judge, on
-the test posts; training never sees it. Intervals over the seeds are those of `rlhf_nb.gains`.
+Every seed reseeds everything; each is one `rlhf-nb demo` in a process of its own, `--jobs` of them
+side by side. The runs without a KL penalty start from the SFT and reward model of the same seed.
+Those with few labels train the reward model on 8,000 pairs instead of 30,000, and then PPO with the
+penalty and without it. Finished runs are used again. Writes JSON, a table and a plot under
+benchmarks/results/. The judge is the gold judge on the test posts, which training never sees.
 """
 
 import io
@@ -39,7 +37,7 @@ COLOURS = dict(  # on a light page, on a dark one: static/theme.css
     ink=("#000000", "#e7ebef"),
     paper=("#ffffff", "#15181d"),
 )
-KEPT = ("settings.json", "sft", "pairs", "reward")
+KEPT = ("sft", "pairs", "reward")
 
 
 def run(folder: Path, seed: int, threads: int, *more: str) -> Path:
@@ -57,7 +55,7 @@ def without_kl(root: Path, seed: int, threads: int, episodes: int) -> Path:
     "The PPO stage again with kl_coef 0, from the same SFT and reward model."
     folder = root / f"no_kl_seed{seed}"
     if not (folder / "results.json").is_file():
-        for name in KEPT[1:]:
+        for name in KEPT:
             if not (folder / name).exists():
                 shutil.copytree(root / f"seed{seed}" / name, folder / name)
     return run(folder, seed, threads, "--kl_coef", "0", "--episodes", str(episodes))
@@ -70,7 +68,7 @@ def few_labels(root: Path, seed: int, threads: int) -> tuple[Path, Path]:
     if not (held / "sft").exists():
         shutil.copytree(root / f"seed{seed}" / "sft", held / "sft")
     run(held, seed, threads, *words)
-    for name in KEPT[1:]:
+    for name in KEPT:
         if not (free / name).exists():
             shutil.copytree(held / name, free / name)
     return held, run(free, seed, threads, *words, "--kl_coef", "0")
@@ -80,17 +78,14 @@ def read(folder: Path) -> dict:
     "What one run found."
     results = json.loads((folder / "results.json").read_text())
     logs = read_jsonl(folder / "metrics.jsonl")
+    updates = [log for log in logs if "objective/kl" in log]
     return dict(
         verdict={f"{row['model']}@{row['temperature']:g}": row for row in results["verdict"]},
         reward=results["reward"],
         gold=[log for log in logs if "gold/win_rate" in log],
         seconds={log["stage"]: log["seconds"] for log in logs if log.get("event") == "done"},
-        kl=[log["objective/kl"] for log in logs if "objective/kl" in log],
-        learned=[
-            (log["episode"], log["objective/raw_scores"])
-            for log in logs
-            if "objective/raw_scores" in log
-        ],
+        kl=[log["objective/kl"] for log in updates],
+        learned=[(log["episode"], log["objective/raw_scores"]) for log in updates],
     )
 
 
@@ -121,6 +116,11 @@ def gain(ours: list[float], theirs: list[float]) -> str:
     return told(paired_gain(ours, theirs), [a - b for a, b in zip(ours, theirs)], least=-1)
 
 
+def parted(few: dict[int, tuple[dict, dict]]) -> list[dict[int, dict]]:
+    "The runs of few labels with the penalty, and those without it."
+    return [{seed: pair[i] for seed, pair in few.items()} for i in range(2)]
+
+
 def table(
     runs: dict[int, dict],
     bare: dict[int, dict],
@@ -131,10 +131,8 @@ def table(
     at = lambda model, name: [run["verdict"][model][name] for run in runs.values()]
     wins = {name: at(name, "win_rate") for name in ("sft@0.01", "ppo@0.01", "sft@1", "ppo@1")}
     posts = next(iter(runs.values()))["verdict"]["sft@0.01"]["posts"]
-    drop = [
-        max(g["gold/win_rate"] for g in run["gold"]) - run["gold"][-1]["gold/win_rate"]
-        for run in runs.values()
-    ]
+    best = lambda run: max(g["gold/win_rate"] for g in run["gold"])
+    drop = [best(run) - run["gold"][-1]["gold/win_rate"] for run in runs.values()]
     lines = [
         f"Mean over {len(runs)} seeds (95 % interval of the mean over seeds; smallest to largest "
         f"seed), {posts:,} test posts each, {day}.",
@@ -164,12 +162,8 @@ def table(
         f"{share([run['reward']['probe'] for run in runs.values()])} |",
         f"| best validation win rate less the last, points | {told(mean_interval(drop), drop)} |",
     ]
-    groups = [
-        ("kl_coef 0, twice as long", bare),
-        ("few labels, kl_coef 0.05", {s: pair[0] for s, pair in few.items()}),
-        ("few labels, kl_coef 0", {s: pair[1] for s, pair in few.items()}),
-    ]
-    groups = [(name, group) for name, group in groups if group]
+    names = ("kl_coef 0, twice as long", "few labels, kl_coef 0.05", "few labels, kl_coef 0")
+    groups = [(name, group) for name, group in zip(names, [bare, *parted(few)]) if group]
     if groups:
         lines += [
             "",
@@ -187,7 +181,7 @@ def table(
         last = lambda key, group=group: [run["gold"][-1][key] for run in group.values()]
         lines.append(
             f"| {name} | {', '.join(map(str, group))} | {number(rise, -math.inf)} | "
-            f"{share([max(g['gold/win_rate'] for g in run['gold']) for run in group.values()])} | "
+            f"{share([best(run) for run in group.values()])} | "
             f"{share(last('gold/win_rate'))} | {number(last('gold/invented'))} | "
             f"{number([run['kl'][-1] for run in group.values()])} |"
         )
@@ -199,16 +193,8 @@ def table(
 def plot(
     runs: dict[int, dict], bare: dict[int, dict], few: dict[int, tuple[dict, dict]], path: Path
 ) -> None:
-    """Gold win rate and learned reward against episodes, with and without the penalty: an SVG
-    in the colours of a light or a dark page."""
-    halves = [
-        ("30,000 labels", runs, bare),
-        (
-            "8,000 labels",
-            {s: pair[0] for s, pair in few.items()},
-            {s: pair[1] for s, pair in few.items()},
-        ),
-    ]
+    "Gold win rate and learned reward by episodes, with and without the penalty: an SVG."
+    halves = [("30,000 labels", runs, bare), ("8,000 labels", *parted(few))]
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "seeds", "font.family": "sans"})
     figure, axes = plt.subplots(2, 2, figsize=(9, 6), constrained_layout=True)
     for row, (title, held, free) in zip(axes, halves):
@@ -218,12 +204,8 @@ def plot(
         ):
             for i, found in enumerate(group.values()):
                 look = dict(color=colour, alpha=0.8, label=label if i == 0 else None)
-                row[0].plot(
-                    [g["episode"] for g in found["gold"]],
-                    [100 * g["gold/win_rate"] for g in found["gold"]],
-                    style,
-                    **look,
-                )
+                gold = [(g["episode"], 100 * g["gold/win_rate"]) for g in found["gold"]]
+                row[0].plot(*zip(*gold), style, **look)
                 row[1].plot(*zip(*found["learned"]), style, **look)
         row[0].set(title=f"gold wins on validation posts, % ({title})", xlabel="episodes")
         row[0].set_ylim(0, 100)

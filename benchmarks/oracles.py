@@ -7,8 +7,7 @@
 Nothing of theirs is imported, so that nothing else need be installed: functions, and the lines of
 interest where they are part of a longer one, are cut out of the installed files by `ast` and run.
 The same numbers are read with three masks: `full` rows, rows with `padding`, and rows with `holes`,
-tokens that an environment wrote; compared are the numbers of chosen tokens. What should agree and
-does not is shown once more by `differences`, on four numbers at most; page 67 says who is right.
+tokens that an environment wrote. What does not agree is shown by `differences`; see page 67.
 """
 
 from __future__ import annotations
@@ -251,6 +250,7 @@ def by_verl() -> dict[str, Callable]:
     high = dict(clip_ratio_high=HIGH, clip_ratio_c=DUAL)
     returns = lambda x: v.compute_gae_advantage_return(x.rewards, x.values, x.real, GAMMA, LAM)[1]
     group = lambda x: (x.paid, x.real, np.arange(ROWS) // SIZE)
+    kl = lambda how: lambda x: v.kl_penalty(x.old, x.ref, how)
     return {
         "gae": lambda x: returns(x) - x.values,
         "returns": returns,
@@ -267,10 +267,7 @@ def by_verl() -> dict[str, Callable]:
         "gspo": partial(policy, how="seq-mean-token-mean", loss="gspo"),
         "value": lambda x: v.compute_value_loss(x.new_values, x.returns, x.values, x.real, CLIP)[0],
         "entropy": lambda x: f.entropy_from_logits(x.logits),
-        "k1": lambda x: v.kl_penalty(x.old, x.ref, "k1"),
-        "k2": lambda x: v.kl_penalty(x.old, x.ref, "k2"),
-        "k3": lambda x: v.kl_penalty(x.old, x.ref, "k3"),
-        "abs": lambda x: v.kl_penalty(x.old, x.ref, "abs"),
+        **{name: kl(name) for name in ("k1", "k2", "k3", "abs")},
         "weights, token_truncate": lambda x: weigh(x, "token", CAP),
         "weights, token_mask": lambda x: weigh(x, "token", both),
         "weights, sequence_truncate": lambda x: weigh(x, "sequence", CAP),
@@ -442,12 +439,9 @@ def few(mask: str, **fields: list[float]) -> Space:
 def differences(made: dict[str, dict[str, Callable]]) -> dict[str, list]:
     "name -> theirs and ours, on an input of four numbers at most."
     verl, openrlhf, trl = (made[name] for name in ("verl", "openrlhf", "trl"))
-    mean = lambda f, x: f(x) / x.mask.sum()
-    policy = partial(mean, lambda x: losses.policy_loss(x.new, x.old, x.advantages, x.mask))
-    value = partial(mean, lambda x: losses.value_loss(x.new_values, x.values, x.returns, x.mask))
+    policy = lambda x: losses.policy_loss(x.new, x.old, x.advantages, x.mask) / x.mask.sum()
     moved = lambda x: losses.policy_diagnostics(x.new, x.old, x.advantages, x.mask)["approxkl"]
     beside = lambda x: [pick_chosen(y, x.mask) for y in (x.rewards, x.values, x.mask)]
-    kl = lambda how, x: estimate_kl(x.old, x.ref, how)
     score, seen = few("110", rewards=[0, 1, 0]), few("110", new_values=[1, 1, 4], values=[1, 1, 4])
     step, burst = few("1000", new=[0.2, 0, 0, 0]), few("1", new=[800], advantages=[-1])
     turns, lost = few("1001", rewards=[0, 0, 0, 1]), few("110", rewards=[0, 0, 1])
@@ -465,7 +459,7 @@ def differences(made: dict[str, dict[str, Callable]]) -> dict[str, list]:
             trl["+shaped"](few("110"), "k1", *half).returns[0, :2],
             gae(*beside(score), *half),
         ),
-        "trl: value loss": (trl["value"](seen), value(seen)),
+        "trl: value loss": (trl["value"](seen), OURS["value"](seen)),
         "trl: approxkl": (trl["+update"](step).approxkl, moved(step)),
         "trl: ratio": (trl["policy"](burst), policy(burst)),
         "openrlhf: observations": (
@@ -473,10 +467,10 @@ def differences(made: dict[str, dict[str, Callable]]) -> dict[str, list]:
             gae(*beside(turns), *half),
         ),
         "openrlhf: whitening": (openrlhf["whitened"](four), whiten(four.advantages, four.mask)),
-        "openrlhf: KL": (openrlhf["k1"](far), kl("k1", far)),
+        "openrlhf: KL": (openrlhf["k1"](far), OURS["k1"](far)),
         "openrlhf: groups": (openrlhf["grpo, 1e-9"](tied), estimators.grpo(tied.scores, 3)),
-        "verl: k3": (verl["k3"](rare), kl("k3", rare)),
-        "verl: small k3": (verl["k3"](near), kl("k3", near)),
+        "verl: k3": (verl["k3"](rare), OURS["k3"](rare)),
+        "verl: small k3": (verl["k3"](near), OURS["k3"](near)),
         "verl: dual clip": (verl["policy, dual clip"](five), policy(five)),
         "verl: bounds": (verl["+keep"](bound.old, bound.real, "token_k1", "0.6_1.4")[0], keep),
         "verl: reward on an observation": (

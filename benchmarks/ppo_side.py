@@ -1,21 +1,14 @@
 """One side of `ppo_vs_trl.py`: a PPO trainer, ours or the peer, that does one update each time a
 command asks for it.
 
-Run by `ppo_vs_trl.py` with the Python of either environment; both sides share all of this file,
-and of common.py, but the lines that make the trainer. Commands come as JSON lines on stdin,
-answers go as JSON lines to stdout; what the trainers print goes to stderr.
-
-Counted and timed in the same way on both sides, from outside the trainers:
+Run by `ppo_vs_trl.py` with the Python of either environment. Commands come as JSON lines on stdin,
+answers go as JSON lines to stdout; what the trainers print goes to stderr. Measured from outside:
 - a whole update: from where the training loop asks for its batch to where it asks for the next one;
 - its update phase: from the first forward with gradients to the end of the last optimizer step;
-- optimizer steps: by a hook on every torch optimizer;
-- tokens: by a hook on the policy's embedding, in forwards with gradients (`computed` positions,
-and `real` ones, not padding, for which both sides give a model the id 0);
+- optimizer steps, by a hook; tokens, by a hook on the policy's embedding in forwards with gradients
+  (`computed` positions, and `real` ones, not padding, whose id is 0 on both sides);
 - memory: the largest resident set of the process, or on a GPU what torch had allocated at most.
-There, each clock waits for the device.
-
-`Dice` (common.py) stand around what each side draws with, and make tokens equal; they never draw
-the pad token, which the peer would take for the end. What they cost both sides pay.
+`Dice` (common.py) make tokens equal, and never draw the pad token, the peer's end.
 """
 
 import gc
@@ -35,7 +28,6 @@ from common import (
     described_parser,
     dice,
     make_prompts,
-    our_settings,
     peak_mib,
     rate,
     settings,
@@ -159,7 +151,7 @@ def ours(s: dict, folder: Path, parts: dict, tokenizer: Any, data: Any, desk: An
             return Gate(super().get_train_dataloader(), desk.between)
 
     trunk = s.get("trunk", False)
-    args = PPOConfig(**our_settings(s, folder), stop_token="eos", share_value_trunk=trunk, **more)
+    args = PPOConfig(**settings(s, folder), stop_token="eos", share_value_trunk=trunk, **more)
     if "adapters" in s:
         parts |= dict(ref_model=None, peft_config=lora(s, "CAUSAL_LM"))
         parts |= dict(value_model=None) if trunk else dict(value_peft_config=lora(s, "SEQ_CLS"))
@@ -167,11 +159,12 @@ def ours(s: dict, folder: Path, parts: dict, tokenizer: Any, data: Any, desk: An
 
 
 def peer(s: dict, folder: Path, parts: dict, tokenizer: Any, data: Any, desk: Any) -> None:
-    """The published trainer. Its garbage collection is turned off, when a command says so, by
-    taking the name `gc` from its module."""
+    "The published trainer; where a command says so, without `gc` in its module: no collection."
     from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
-    args = PPOConfig(**settings(s, folder), stop_token=None if s["mean_length"] is None else "eos")
+    # its word for recomputed activations
+    own = dict(gradient_checkpointing=False, stop_token=None if s["mean_length"] is None else "eos")
+    args = PPOConfig(**settings(s, folder), **own)
     if "adapters" in s:
         from peft import inject_adapter_in_model
 

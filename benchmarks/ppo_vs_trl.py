@@ -13,17 +13,14 @@ round is one update of ours, one of the peer as shipped, and one of the peer wit
 Medians of `--rounds` rounds after `--warmup`; ratios are medians of the rounds' own ratios. On a
 GPU: `gpu/job.py`.
 
-Prompts have 32 to 64 tokens, evenly spread, and every update has all of them. Where responses stop
-early, their lengths are the quantiles of a geometric law with mean 16, cut off at 48, which `Dice`
-(common.py) give to both sides. Asserted equal, update by update: optimizer steps, real tokens, and
-the rectangle of prompts and responses with padding. A side may leave out work that nobody reads
-(padding, the last layer's MLP on a prompt); it may not leave out a token that is learnt from.
+Every update has all prompts, of 32 to 64 tokens. Where responses stop early, `Dice` (common.py)
+give both sides the quantiles of a geometric law with mean 16, cut off at 48. Asserted equal, update
+by update: optimizer steps, real tokens, and the rectangle with padding. A side may leave out work
+that nobody reads (padding, the last layer's MLP on a prompt), and no token that is learnt from.
 
-Roofline. Necessary FLOPs of the update phase are those of `necessary_flops` (common.py); counted
-for every token's last layer too, the share is `share_with_all_of_the_last_layer`. The machine's
-matrix rate is measured in the same run with the same threads: products of these very shapes, and
-one of 1024 x 1024 x 1024. No activation function, norm, loss or optimizer is in the count. The peer
-does not clip gradients, ours does, which costs us a little.
+Roofline: `necessary_flops` (common.py) over the machine's matrix rate, measured in the same run and
+threads on these very shapes. No activation function, norm, loss or optimizer is in the count. The
+peer does not clip gradients, ours does, which costs us a little.
 """
 
 import argparse
@@ -63,11 +60,8 @@ TARGETS = {
 NAMES = {"small": "small", "early": "early stops", "tiny": "tiny"}
 WORDS = dict(ours="rlhf_nb", peer="trl", peer_no_gc="trl, gc off")
 COLOURS = dict(ours="#0072B2", peer="#D55E00", peer_no_gc="#E69F00")
-SIDES = {  # process, and whether it collects garbage
-    "ours": ("ours", True),
-    "peer": ("peer", True),
-    "peer_no_gc": ("peer", False),
-}
+# process, and whether it collects garbage
+SIDES = dict(ours=("ours", True), peer=("peer", True), peer_no_gc=("peer", False))
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rlhf_nb"
 PEER_VENV = CACHE / "peer-trl-1.12.0"
 
@@ -76,8 +70,7 @@ PEER_VENV = CACHE / "peer-trl-1.12.0"
 
 
 def check_equal(s: dict, found: dict[str, list[dict]]) -> None:
-    """Raises AssertionError where a side did other work than the setting says. A side may leave out
-    each row's last token, and padding."""
+    "AssertionError where a side did other work, but for each row's last token, and padding."
     want = tokens(s)
     for side, updates in found.items():
         for u in updates:
@@ -119,8 +112,7 @@ def write_models(s: dict, folder: Path) -> None:
 
 
 def peer_python(folder: Path, tell=print) -> Path:
-    """The peer's Python; its virtual environment is made where it is missing. Raises SystemExit
-    where it cannot be made."""
+    "The peer's Python; its virtual environment is made where missing. Or SystemExit."
     python, done = folder / "bin" / "python", folder / "installed.txt"
     if done.is_file() and done.read_text().split() == list(PINS):
         return python
@@ -287,20 +279,13 @@ def plot(results: dict, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(
-        1,
-        len(results["runs"]),
-        figsize=(1.2 + 2.1 * len(results["runs"]), 3.4),
-        squeeze=False,
-        layout="constrained",
-    )
+    count = len(results["runs"])
+    how = dict(figsize=(1.2 + 2.1 * count, 3.4), squeeze=False, layout="constrained")
+    figure, panels = plt.subplots(1, count, **how)
     for panel, r in zip(panels[0], results["runs"]):
         speeds = r["episodes_per_second"]
-        bars = panel.bar(
-            [WORDS[name].replace(", ", ",\n") for name in speeds],
-            speeds.values(),
-            color=[COLOURS[name] for name in speeds],
-        )
+        names = [WORDS[name].replace(", ", ",\n") for name in speeds]
+        bars = panel.bar(names, speeds.values(), color=[COLOURS[name] for name in speeds])
         times = {name: f"\n{x:.2f} ×" for name, x in r["times_faster"].items()}
         labels = [f"{x:.3g}{times.get(name, '')}" for name, x in speeds.items()]
         panel.bar_label(bars, labels, fontsize=8)
@@ -321,18 +306,11 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--settings", nargs="+", choices=SETTINGS, default=[*SETTINGS])
     add("--warmup", type=int, default=1, help="rounds before that, not counted (default 1)")
-    add("--micro", type=int, help="rows of a micro-batch on both sides (default: the whole batch)")
     add("--no_peer", action="store_true", help="our side alone")
     add("--peer_venv", type=Path, default=PEER_VENV, help="made where it is missing")
     asked = common.parse(parser, words)
     if asked.quick:
         asked.settings, asked.threads, asked.rounds, asked.warmup = ["tiny"], [1], 2, 1
-    for name in asked.settings:
-        batch = SETTINGS[name]["batch"]
-        if asked.micro is not None and (asked.micro < 1 or batch % asked.micro):
-            parser.error(
-                f"--micro is {asked.micro}: give a divisor of the batch of {name}, {batch}"
-            )
     return asked
 
 
@@ -345,10 +323,9 @@ def main(words: list[str] | None = None) -> dict:
     made = common.environment(asked.under_load) | dict(peer=PINS)
     results: dict = dict(environment=made, quick=asked.quick, runs=[])
     for name in asked.settings:
-        s = SETTINGS[name] | ({} if asked.micro is None else dict(micro=asked.micro))
         for threads in asked.threads:
             start = time.perf_counter()
-            run = dict(name=name) | measure(s, threads, asked, pythons)
+            run = dict(name=name) | measure(SETTINGS[name], threads, asked, pythons)
             results["runs"].append(run)
             print(f"{where(run)}: {time.perf_counter() - start:.0f} s", flush=True)
             asked.output.write_text(json.dumps(results, indent=1) + "\n")

@@ -6,10 +6,8 @@
 Each run is a process of its own, with the command's own settings. The judge is the gold judge, on
 400 test posts; training never sees it. Writes benchmarks/results/quick_demo.json, and says whether
 each seed gains 20 points near-greedy with intervals apart, wins no less at temperature 1, and has
-no more bad form (by two standard errors of the difference, which forgive a small rise on one seed).
-Then what holds over all seeds, with the interval of `rlhf_nb.gains`: the gain, and the rise of bad
-form, as a small rise on every seed is hardly chance. Means of the other columns are printed, not
-judged.
+no more bad form (by two standard errors of the difference); then what holds over all seeds, with
+the interval of `rlhf_nb.gains`: the gain, and the rise of bad form.
 """
 
 import json

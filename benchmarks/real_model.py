@@ -8,10 +8,9 @@
     python benchmarks/real_model.py --profile                   # where the seconds of an update go
     python benchmarks/real_model.py --show                      # tables of what is kept
 
-The settings are those of the recipes smollm2_positive.yaml and smollm2_learnt.yaml. Each policy is
-sampled on 150 held-out requests, and the untouched model once for all runs. A run is kept in
-benchmarks/results/real_model.json as soon as it ends, under its reward, settings and seed; options
-that are not of this program are settings of `rlhf-nb ppo`.
+Settings are those of smollm2_positive.yaml and smollm2_learnt.yaml; options not of this program are
+settings of `rlhf-nb ppo`. Each policy is sampled on 150 held-out requests. Runs are kept in
+benchmarks/results/real_model.json.
 """
 
 from __future__ import annotations
@@ -142,12 +141,8 @@ def run(
         after = look()
     logs = [log for log in trainer.state.log_history if "objective/kl" in log]
     curve = [{name: round(float(log[name]), 5) for name in SHOWN if name in log} for log in logs]
-    print(
-        pd.DataFrame(dict(before=before, after=after))
-        .drop(["texts", "scores", "rewards"], errors="ignore")
-        .to_string(),
-        flush=True,
-    )
+    shown = pd.DataFrame(dict(before=before, after=after))
+    print(shown.drop(["texts", "scores", "rewards"], errors="ignore").to_string(), flush=True)
     settings = " ".join([f"kl_coef {trainer.args.kl_coef:g}", *words])
     kept["runs"][f"{reward}, {settings}, seed {seed}"] = dict(
         after=after,
@@ -200,13 +195,8 @@ def profile_update() -> dict[str, Any]:
     kinds: dict[str, float] = {}
     for event in seen.key_averages():
         name = event.key.removeprefix("aten::")
-        kind = (
-            "matrix products"
-            if name in ("mm", "addmm", "bmm", "baddbmm")
-            else "attention"
-            if "attention" in name
-            else "the rest"
-        )
+        kind = "attention" if "attention" in name else "the rest"
+        kind = "matrix products" if name in ("mm", "addmm", "bmm", "baddbmm") else kind
         kinds[kind] = kinds.get(kind, 0.0) + event.self_cpu_time_total / 1e6
     return dict(
         environment=environment(False),

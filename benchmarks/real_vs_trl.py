@@ -4,22 +4,17 @@
     python benchmarks/real_vs_trl.py --settings adapters --rounds 5
     python benchmarks/real_vs_trl.py --quick             one round: does it run?
 
-The model is the one that `make real` installs; the peer's environment and all that is counted are
-those of ppo_vs_trl.py. Eight everyday requests in chat form, answers of at most 64 tokens that end
-where the untouched model's own ended (sampled once, at temperature 1; dice put the stop token
-there on both sides, so that both do the same work), two epochs, two threads, float32. Reward is a
-classifier on the first ten layers; policy, value model and, in full training, the reference have
-the weights of SmolLM2, and a [PAD] row, which the peer needs to learn to stop.
+The model of `make real`; the peer's environment and what is counted are those of ppo_vs_trl.py.
+Eight everyday requests in chat form, answers of at most 64 tokens that dice end where the untouched
+model's ended, two epochs, two threads, float32. Reward is a classifier on the first ten layers; the
+other models have SmolLM2's weights, and a [PAD] row, which the peer needs to learn to stop.
 
 - full: everything is trained on both sides.
-- adapters: LoRA of rank 16 on all projections of the last 12 of 30 layers, of the policy and of the
-  value model, on both sides.
-- trunk: ours with the value head on the policy's states, and so without a second model; the peer,
-  which has no such thing, as in `adapters`.
+- adapters: LoRA of rank 16 on the last 12 of 30 layers, of policy and value model, on both sides.
+- trunk: ours with the value head on the policy's states; the peer, which has none, as `adapters`.
 
-The sides would not fit into 24 GiB together: in each round each is started, does one update that is
-not counted and one that is, and ends. Medians of rounds, and of the rounds' own ratios; memory is
-the largest resident set of the process.
+In each round each side is started, does one update that is not counted and one that is, and ends.
+Medians of rounds, and of the rounds' own ratios; memory is the largest resident set.
 """
 
 from __future__ import annotations

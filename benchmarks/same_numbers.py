@@ -3,7 +3,7 @@
     python benchmarks/same_numbers.py --write before.json      # on the old code
     python benchmarks/same_numbers.py --against before.json    # on the new code
 
-A tiny Llama with a reward model, on a CPU. Times are left out. Prints the largest difference of
+A tiny GPT-NeoX with a reward model, on a CPU. Times are left out. Prints the largest difference of
 each setting, and exits with 1 where one is above 1e-6.
 """
 

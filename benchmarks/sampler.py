@@ -11,15 +11,11 @@ top-k, no top-p. A round is one batch by each of the three, in turn, after one t
 
 - ours: `CachedEngine.generate`, as PPOTrainer calls it, the whole batch at once.
 - generate: `model.generate` on the same left-padded batch.
-- generate_batch: its manager, made and started once and not timed. As shipped it makes one on every
-  call, with a cache of 60 % of the machine's free memory, which takes seconds. Here it is set up
-  for this work: a page of the cache for each row, no prefixes shared, and at most 32 rows and 256
-  tokens at a time: on a CPU each of its steps masks all queries against all keys of all rows, and
-  32 was the best of 8, 16, 32, 64 (`--at_a_time`).
+- generate_batch: its manager, made and started once and not timed (as shipped it makes one a call,
+  which takes seconds), with a page of the cache for each row, no prefixes shared, and at most 32
+  rows (the best of 8, 16, 32, 64: `--at_a_time`) and 256 tokens at a time.
 
-Lengths are the same on all sides: `Dice` (common.py) end the rows of the first two, and continuous
-batching gets the length of each request, and draws neither stop nor pad token. Asserted in every
-round: each side wrote all responses, with the lengths asked for.
+Asserted in every round: each side wrote all responses, with the lengths asked for (`Dice`).
 """
 
 from __future__ import annotations
@@ -32,6 +28,8 @@ from typing import Any
 import common
 import torch
 from common import EOS, PAD, SMALL, response_lengths
+
+from rlhf_nb.masks import left_pad
 
 SETTINGS = {"full": SMALL, "early": SMALL | dict(mean_length=16)}
 QUICK = dict(hidden=16, layers=1, heads=2, inner=32, vocab=64, prompts=[3, 6], response=8)
@@ -59,23 +57,13 @@ def generation(s: dict, eos: int) -> Any:
     return GenerationConfig(max_new_tokens=s["response"], **how, **ids)
 
 
-def padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    "Ids and mask [B, P], padding on the left."
-    width = max(map(len, prompts))
-    ids = torch.tensor([[PAD] * (width - len(p)) + p for p in prompts])
-    return ids, torch.tensor([[False] * (width - len(p)) + [True] * len(p) for p in prompts])
-
-
 def ours(model: Any, prompts: list[list[int]], s: dict) -> Callable[[], list[list[int]]]:
     "The sampler of the trainer."
     from rlhf_nb.sampling import Sampling
     from rlhf_nb.training.engines import CachedEngine
 
-    engine, (ids, mask), how = (
-        CachedEngine(len(prompts), nullcontext),
-        padded(prompts),
-        Sampling(s["response"], PAD, (EOS,), 1.0),
-    )
+    ids, mask = left_pad(prompts, PAD)
+    engine, how = CachedEngine(len(prompts), nullcontext), Sampling(s["response"], PAD, (EOS,), 1.0)
     engine.sync(model)
 
     def write() -> list[list[int]]:
@@ -87,7 +75,7 @@ def ours(model: Any, prompts: list[list[int]], s: dict) -> Callable[[], list[lis
 
 def generate(model: Any, prompts: list[list[int]], s: dict) -> Callable[[], list[list[int]]]:
     "transformers' own, on a padded batch."
-    ids, mask = padded(prompts)
+    ids, mask = left_pad(prompts, PAD)
 
     def write() -> list[list[int]]:
         rows = model.generate(
@@ -99,8 +87,7 @@ def generate(model: Any, prompts: list[list[int]], s: dict) -> Callable[[], list
 
 
 class Continuous:
-    """transformers' continuous batching, ready; closed, its thread ends. Its attention is set for
-    it while it writes."""
+    "transformers' continuous batching, ready, with attention of its own; closed, its thread ends."
 
     def __init__(self, model: Any, prompts: list[list[int]], s: dict, at_a_time: int):
         from transformers.generation.configuration_utils import ContinuousBatchingConfig

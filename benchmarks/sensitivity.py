@@ -8,9 +8,7 @@ for all, 640 answers in ten updates. Ten settings are changed one at a time, eac
 other values, on three seeds of sampling and shuffling that no setting was chosen on; the recipe
 itself runs on six. The judge is the gold judge on 400 test posts, near-greedy and at temperature 1;
 training never sees it. Each finished run is a JSON in the runs' folder, and the same command goes
-on where it stopped: first the recipe, then every value's first seed, then the second, then the
-third. Writes benchmarks/results/sensitivity.json: of each run the settings, the metrics of every
-update, the verdicts, KL and seconds; and the command, its hours, the versions and the machine.
+on where it stopped, seed after seed. Writes benchmarks/results/sensitivity.json.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -173,17 +170,10 @@ def one(job: Job, run: DemoRun, world: DatasetDict, tokenizer: PreTrainedTokeniz
     )
 
 
-def finished(folder: Path) -> Iterator[dict[str, Any]]:
-    "The runs of the plan whose file is there."
-    for job in plan():
-        path = folder / "runs" / f"{job.name}.json"
-        if path.is_file():
-            yield json.loads(path.read_text())
-
-
 def collect(folder: Path, output: Path) -> None:
     "Every finished run, in one file."
-    runs = list(finished(folder))
+    files = [folder / "runs" / f"{job.name}.json" for job in plan()]
+    runs = [json.loads(path.read_text()) for path in files if path.is_file()]
     total = lambda name: round(sum(run[name] for run in runs) / 3600, 2)
     kept = dict(
         command="OMP_NUM_THREADS=1 python benchmarks/sensitivity.py",

@@ -3,8 +3,7 @@
     python benchmarks/symptoms.py --output benchmarks/results/symptoms.json
 
 The small run of the bug museum (`rlhf_nb.exercises.museum`), ten updates of 64 answers, with one
-setting changed, or one bug planted; its log for each seed, and how far the scores of an update's
-answers scatter. One thread, about 8 seconds a run on a 2 GHz core.
+setting changed, or one bug planted; its log for each seed. One thread, about 8 seconds a run.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     python benchmarks/verifiable.py --quick            does it run? seconds
 
 `spell_backward` with words of three letters; a point for the whole word, none for anything else. A
-model of two layers first imitates answers (six passes), then learns from as many samples by each
-estimator. pass@k (Chen et al. 2021, 2107.03374, eq. 1) from 64 sampled answers to each word that
-no training saw, at temperature 1. It needs reasoning-gym: pip install 'rlhf_nb[tasks]'.
+model of two layers first imitates answers, then learns from as many samples by each estimator.
+pass@k (Chen et al. 2021, 2107.03374, eq. 1) from 64 sampled answers to each unseen word. It needs
+reasoning-gym: pip install 'rlhf_nb[tasks]'.
 """
 
 from __future__ import annotations

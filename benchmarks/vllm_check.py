@@ -1,9 +1,7 @@
 """Proves the adapter for vLLM on a machine with a GPU: `python benchmarks/vllm_check.py`.
 
-NOT YET RUN. The adapter (rlhf_nb/training/engines.py) was written against the published API of
-vLLM 0.33 and is tested against a stand-in that speaks it (tests/vllm_stand_in.py). Nothing below
-has met a GPU. When it has, put the printed table into benchmarks/results/ and take this paragraph
-out.
+NOT YET RUN on a GPU: the adapter (rlhf_nb/training/engines.py) was written against the published
+API of vLLM 0.33 and is tested against a stand-in that speaks it (tests/vllm_stand_in.py).
 
 What it needs: pip install "vllm==0.33.*" (which brings torch 2.14 and wants transformers below
 5.21, so 5.20 beside this package), one GPU.
@@ -37,8 +35,7 @@ SHAPE = dict(
 
 
 def a_policy(dtype: torch.dtype):
-    """Random weights, larger than the default, so that a policy is sure enough of something for
-    greedy responses to be compared."""
+    "Random weights, larger than the default: sure enough for greedy responses to be compared."
     torch.manual_seed(0)
     config = make_config(SHAPE, "policy")
     config.initializer_range, config.bos_token_id, config.eos_token_id = 0.08, 0, 0
@@ -79,10 +76,8 @@ def check(policy, engine, rows: int, limits: dict[str, float]) -> dict[str, floa
     _, first = timed(lambda: engine.sync(policy))
     table = dict(first_sync_s=first)
 
-    (theirs, _), (mine, _) = (
-        engine.generate(*prompts, Sampling(53, 0, temperature=0.005)),
-        ours.generate(*prompts, Sampling(53, 0, temperature=1e-6)),
-    )
+    theirs, _ = engine.generate(*prompts, Sampling(53, 0, temperature=0.005))
+    mine, _ = ours.generate(*prompts, Sampling(53, 0, temperature=1e-6))
     equal = theirs.response_ids == mine.response_ids
     table["greedy_first_tokens_equal"] = equal[:, 0].float().mean().item()
     table["greedy_rows_equal"] = equal.all(1).float().mean().item()

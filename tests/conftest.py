@@ -81,8 +81,7 @@ def tiny(tokenizer):
 
 @pytest.fixture
 def small_args(tmp_path):
-    """Arguments of a run on the CPU that reports to nobody and saves nothing:
-    `small_args(SFTConfig, max_steps=1)`."""
+    "Of a run on the CPU without reports and saves: `small_args(SFTConfig, max_steps=1)`."
 
     def make(config, **changes):
         from small_runs import QUIET

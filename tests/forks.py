@@ -41,8 +41,7 @@ def import_and_freeze() -> None:
 
 
 def begin(program: str, words: list[str], folder: Path, output: str, env: dict[str, str]) -> None:
-    """In the new process: its folder, its environment, its output into a file, and the program as a
-    script."""
+    "In the new process: its folder, environment, output into a file, and the program as a script."
     gc.freeze()  # what the server imported, see above
     os.chdir(folder)
     os.environ.clear()

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import fields
 from importlib import import_module
+from math import isfinite
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
+from rlhf_nb.base.fields import ANY, INHERITED, options_of
 from rlhf_nb.cli import COMMANDS
 from rlhf_nb.cli.help import page_of
 from rlhf_nb.cli.quick import FILES
@@ -33,9 +38,25 @@ def required_of(remarks: Mapping[str, str]) -> dict[str, list[str]]:
     return required
 
 
-def values_of(known: Mapping, page: Mapping, theirs: Collection[str]) -> dict[str, dict]:
+def kept_hint(hint: Any) -> Any:
+    "An annotation as `rlhf_nb.base.fields.annotation` reads it."
+    if len(parts := options_of(hint)) > 1:
+        return [*map(kept_hint, parts)]
+    kind, of = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        ends = {f.name: getattr(of[1], f.name) for f in fields(of[1])}
+        return {of[0].__name__: {k: x for k, x in ends.items() if isfinite(x)}}
+    if kind is list:
+        return {"list": kept_hint(of[0])}
+    return of[0] if kind is Literal else None if hint is NoneType else hint.__name__
+
+
+def values_of(
+    known: Mapping, page: Mapping, theirs: Collection[str], hints: Mapping
+) -> dict[str, dict]:
     "What a value may be: of numbers, of choices, and of options that name a file or a folder."
     shown = {flags[0].lstrip("-") for entries in page["groups"].values() for flags, _ in entries}
+    shown |= {name for name, (hint, _) in INHERITED.items() if hint is not ANY}
     values = {}
     for name, action in known.items():
         if action.option_strings and (name in shown or name not in theirs):
@@ -44,6 +65,8 @@ def values_of(known: Mapping, page: Mapping, theirs: Collection[str]) -> dict[st
             how |= dict(type=kind) if kind.partition(" ")[0] in ("int", "float") else {}
             plain = choices and all(isinstance(x, str | None) for x in choices)
             how |= dict(choices=choices) if plain else {}
+            if how.keys() & {"type"}:
+                how |= dict(hint=kept_hint(hints[name]))
             if {*how} - {"nargs"} or FILES.match(name):
                 values[name] = how
     return values
@@ -58,7 +81,9 @@ def kept_pages() -> dict:
         page = page_of(parser.about, parser.known, parser.theirs, False)
         pages[name] = dict(
             page=page,
-            values=values_of(parser.known, page, parser.theirs),
+            values=values_of(parser.known, page, parser.theirs, parser.ranges),
+            section=parser.about.section or name,
+            runs=name in ("plot", "view", "replay"),
             names=[x for x in flags if x not in parser.theirs],
             trains=name == "replay" or bool(parser.theirs),
             required=required_of(parser.about.required),

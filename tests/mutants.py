@@ -355,8 +355,7 @@ def mutants(exercise: Exercise, seed: int, many: int = MANY) -> list[Mutant]:
 
 
 def runs(exercise: Exercise, program: Callable, cases: list[dict[str, Any]]) -> bool:
-    """Whether a program gives a result on some case, and ends on all of them: one that never does is
-    no wrong answer."""
+    "Whether a program gives a result on some case, and ends on all: else it is no wrong answer."
     some = False
     for case in cases:
         found = exercise.result(lambda *given: ended(program, *given), copy.deepcopy(case))

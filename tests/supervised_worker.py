@@ -70,8 +70,7 @@ def told(trainer) -> list[dict]:
 
 
 def one_step(folder: Path, what: str, micro: int, lora: bool) -> dict:
-    """The same eight rows, whatever the number of processes: weights, what was logged, what is
-    measured on five rows."""
+    "The same eight rows for any number of processes: weights, logs, what five rows measure."
     trainer = make(
         folder,
         what,

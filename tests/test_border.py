@@ -645,7 +645,6 @@ LINES = [  # words, what the line must say
     (PPO + "--config null.yaml", "response_length"),
     (PPO + "--config tab.yaml", "tab.yaml"),
     (PPO + "--config tag.yaml", "kl_coef"),
-    (PPO + "--kl_coef -1", "--kl_coef is -1.0: give a finite number of at least 0"),
     (PPO + "--optim adamm", "(choose from adamw_torch, "),
     (PPO + "--stop_token x", "stop_token"),
     (PPO + "--lora_dropout 2 --use_peft", "--lora_dropout is 2.0"),

@@ -326,9 +326,7 @@ def test_the_embedding_grows_for_the_pad_token_alone(
     monkeypatch.setattr("rlhf_nb.training.model_loading.logger.warning", lines.append)
     scorer = scorer_from(begin(letters), 3)
     parts = dict(
-        processing_class=padded_outside,
-        ref_model=begin(letters),
-        value_model=copy.deepcopy(scorer),
+        processing_class=padded_outside, ref_model=begin(letters), value_model=copy.deepcopy(scorer)
     )
     trainer = ppo(scorer, parts=parts)
     models = (trainer.policy, trainer.ref_model, trainer.reward_model, trainer.pair.value)

@@ -19,7 +19,7 @@ from test_viewer import HOSTILE, ask, check, make, read_page
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.diagnose.replay import find_checkpoint
 from rlhf_nb.rollout import SIGNALS, Rollout
-from rlhf_nb.training.saving import left_out
+from rlhf_nb.training.kept import left_out
 from rlhf_nb.ui import run_files
 from rlhf_nb.ui.run_files import RunFolder, ranges_of
 from rlhf_nb.ui.suspects import Suspect, episode_suspects, run_suspects

@@ -59,10 +59,7 @@ CAUGHT_BY = {  # by bug: the test's module and name, and what it is called with 
         dict(name="neox_with_dropout", bf16=False),
     ),
     "part_of_the_truth": ("test_bug_museum.test_no_cheap_answer_earns_a_point", {}),
-    "whitened_targets": (
-        "test_estimators.test_targets_have_their_own_lambda",
-        dict(lam_value=1.0),
-    ),
+    "whitened_targets": ("test_estimators.test_targets_have_their_own_lambda", dict(lam_value=1.0)),
     "kl_in_place": ("test_functions.test_arguments_stay_as_they_were", {}),
     "score_on_padding": (
         "test_published_faults.test_fault_09_the_score_is_paid_on_the_last_real_token",

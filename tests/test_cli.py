@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
@@ -325,6 +326,7 @@ def parts(tmp_path_factory, tokenizer, tiny, world):
     scorer_from(tiny()).save_pretrained(folder / "reward")
     for name in ("sft", "reward"):
         tokenizer.save_pretrained(folder / name)
+    (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}')
     rows = world["train"].select(range(24)).to_pandas()
     rows.to_json(folder / "rows.jsonl", orient="records", lines=True)
     rows[["prompt"]].to_json(folder / "prompts.jsonl", orient="records", lines=True)
@@ -384,10 +386,9 @@ BAD_LINES = {  # words: what is said. Files and folders that cannot be read are 
         "needs the column facts"
     ),
     "judge ROWS SFT --judge_model gold --num_examples 25": "is 25 and the split has 24",
-    "judge ROWS SFT --cache None": "set OPENAI_API_KEY, or give a server of your own (base_url=, or "
-    "--judge_base_url)",
+    "judge ROWS SFT --cache None": "set OPENAI_API_KEY, or give a server of your own (base_url=, or",
     "judge ROWS --model_name_or_path {p} --judge_model gold": "In it, these have one: reward, sft.",
-    "plot a b --group x": "--group has 1 names for 2 runs",
+    "plot {p} {p}/. --group x": "--group has 1 names for 2 runs",
     "plot a --ncols 0": "--ncols is 0",
     "view": "RUN",
     "veiw a": "Did you mean view?",
@@ -1195,26 +1196,51 @@ def test_help_beside_a_recipe_shows_what_it_sets(capsys):
     assert re.search(r"--response_length INT\s+.*\(default: 32\)", out)
 
 
+WRONG = (  # what is typed, and behind # a recipe
+    "--seed x, --kl_estimator k9, --kl_coef -1, --cliprange 0, --temperature nan, --max-turns 0, "
+    "--stop_token_id 3 -4, --total_episodes 0, --lora_dropout 1, --max_steps 0, --seed 4294967296, "
+    "--lam 1#kl_coef: -1, #kl-coff: 1, #kl_coef: x, --lam 1#ppo: {max_steps: 0}"
+).split(", ")
+FINE = ["--total-episodes 7#max_steps: 0", "--kl_coef=0#kl_coef: -1", "--max_steps -1"]
+
+
+# catches: a range in two places, a message that depends on how soon it comes, a right value refused
+@pytest.mark.parametrize("line", [*WRONG, *FINE])
+def test_wrong_values_are_named_alike_and_at_once(line, capsys):
+    words, _, text = line.partition("#")
+    Path("r.yaml").write_text(text)
+    typed = ["--dataset-name", "reasoning_gym:x", "--sft_model_path=y", *words.split()]
+    typed += ["--config", "r.yaml"] if text else []
+    soon = ""
+    try:
+        assert quick.answered("ppo", typed) is False
+    except ValueError as error:
+        soon = f"rlhf-nb ppo: {error}\n"
+    with suppress(SystemExit):
+        PARSERS["ppo"]().read(typed)
+    assert capsys.readouterr().err == soon and bool(soon) is (line in WRONG)
+
+
 # catches: kept pages of help that are not those of the parsers, a command that waits for seconds of
 # imports before it answers, an option of transformers that is refused because no one kept its name
-def test_what_is_answered_at_once(capsys, monkeypatch):
+def test_what_is_answered_at_once(capsys, monkeypatch, tmp_path):
     assert quick.kept() == json.loads(json.dumps(kept_pages())), "python tests/kept_pages.py"
     assert PARSERS["ppo"]().theirs <= {*quick.their_names()}
     loaded = "assert not {'torch', 'transformers', 'pandas'} & {*sys.modules}"
     enough = ["--dataset-name", "reasoning_gym:x", "--sft_model_path=y"]
-    wrong = "--seed x, --kl_estimator k9, --config no.yaml, --reward_function no.py:f, --gamma"
-    wrong = [["ppo", *enough, *x.split()] for x in (wrong + ", --value_model_path no/").split(",")]
-    for words in (["ppo", "--help"], ["judge", "--nope"], ["demo", "-h"], ["preflight"], *wrong):
-        code = f"import sys; from rlhf_nb.cli import main; main({words}); {loaded}"
+    (tmp_path / "wrong.yaml").write_text("kl_coff: 1")
+    wrong = f"""--kl_coef -1, --config no.yaml, --config {tmp_path}/wrong.yaml, --gamma, --gamma x,
+        --reward_function no.py:f, --value_model_path no/, --reward_model_path docs"""
+    lines = "judge --nope, plot docs, plot no, view docs, view docs no, replay docs, preflight"
+    lines += ", judge --dataset_name x --model_name_or_path y --judge_model ./no"
+    ask = [["ppo", *enough, *x.split()] for x in wrong.split(",")] + [
+        *map(str.split, lines.split(","))
+    ]
+    for words, code in (["ppo", "--help"], 0), (["demo", "-h"], 0), *((x, 2) for x in ask):
+        code = f"import sys; from rlhf_nb.cli import main; assert main({words}) == {code}; {loaded}"
         subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True)
-    for _, *words in wrong[:2]:  # the same as from the parser that knows everything
-        with pytest.raises(ValueError, match="argument --") as soon:
-            quick.answered("ppo", words)
-        with pytest.raises(SystemExit):
-            PARSERS["ppo"]().read(words)
-        assert capsys.readouterr().err == f"rlhf-nb ppo: {soon.value}\n"
     assert quick.answered("ppo", [*enough, "--max_steps", "7", "--target_kl=none"]) is False
-    assert quick.answered("view", [".", "--update", "last"]) is False
+    assert quick.answered("view", [__file__, "--update", "last"]) is False
     monkeypatch.setattr(quick, "check_values", lambda *_: None)
     for name in cli.COMMANDS:
         typed = [x for a in PARSERS[name]().known.values() for x in a.option_strings]

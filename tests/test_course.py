@@ -236,8 +236,7 @@ def functions(nodes: list[ast.stmt]) -> list[ast.FunctionDef]:
 
 
 def defined_functions(page: Page) -> dict[str, Callable]:
-    """The functions that the code of a page defines, made without running anything else of it; none
-    that it imports."""
+    "The functions that a page's code defines, and not those it imports; nothing else of it is run."
     scope: dict = dict(__name__="page")
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef)
     later = __future__.annotations.compiler_flag
@@ -435,8 +434,7 @@ def made(pages: list[Page]) -> dict[str, set[str]]:
 
 
 def unbuilt(path: list[Page], homes: dict[str, set[str]]) -> list[str]:
-    """Names that the path part of a page uses, that neither it nor an earlier path part exports,
-    and whose page it does not link to."""
+    "Names in a page's path part that no path part so far exports, and whose page it does not link."
     problems, earlier = [], set()
     for page in path:
         earlier.add(page.name)

@@ -59,8 +59,7 @@ ONE_PASS = dict(per_device_train_batch_size=8, gradient_accumulation_steps=1)  #
 
 
 def steered(ppo, acts: dict, updates: int = 6, **settings):
-    """A run of so many updates, its dashboard, and what was asked of it, in a thread where acts want
-    that."""
+    "A run of so many updates, its dashboard, and what was asked, in a thread where acts want it."
     dashboard = LiveDashboard(every=0)
     hand = At(**{name: lambda act=act: act(dashboard) for name, act in acts.items()})
     parts = dict(callbacks=[dashboard, hand])

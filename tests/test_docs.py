@@ -228,8 +228,7 @@ def test_what_the_package_exports_is_on_the_front_page(soups):
 
 
 def beside_parameters(module: str) -> Iterator[tuple[str, str]]:
-    """Of each exported function, and each method of an exported class that has a docstring: the
-    comments between `def` and the body."""
+    "Comments between `def` and body, of exported functions and methods that have a docstring."
     source = inspect.getsource(importlib.import_module(f"{LIB}.{module}"))
     comments = {
         t.start[0]: t.string.lstrip("# ")
@@ -558,8 +557,7 @@ def browser() -> Iterator:
 
 
 def opened(browser, address: str, theme: str = "light"):
-    """The page, what it asked for that is no file, what failed or was written to the console as an
-    error."""
+    "The page, what it asked for that is no file, what failed or was an error in the console."
     page = browser.new_context(
         offline=True, color_scheme=theme, viewport=dict(width=1280, height=900)
     ).new_page()

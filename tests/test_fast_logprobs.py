@@ -49,8 +49,7 @@ def build(name: str, **changes) -> nn.Module:
 
 @pytest.fixture
 def batch():
-    """Five rows, prompts of 1 to 7 tokens, responses of 0 to 6, and what must not be read on
-    padding."""
+    "Five rows, prompts of 1 to 7 tokens, responses of 0 to 6, and padding that must not be read."
     torch.manual_seed(1)
     prompt_mask = torch.arange(7) >= tensor([[0], [2], [6], [3], [1]])
     mask = torch.arange(6) < tensor([[6], [1], [0], [3], [5]])
@@ -86,8 +85,7 @@ CASES = [
 
 
 def problem(case: dict, dtype: torch.dtype = torch.float32) -> list:
-    """States [13, 8], weight [29, 8], bias or None, ids; banned tokens have a logit of -inf, far
-    ones of 200 and more."""
+    "States [13, 8], weight [29, 8], bias or None, ids; banned: logit -inf, far: 200 and more."
     draw = torch.Generator().manual_seed(3)
     states, weight, bias = (
         torch.randn(*shape, generator=draw).to(dtype) for shape in ((13, 8), (29, 8), (29,))
@@ -128,8 +126,7 @@ def fused_way(measure, case: dict, dtype: torch.dtype) -> list:
 
 
 def gap(measure, case: dict, dtype: torch.dtype = torch.float32) -> float:
-    """Largest difference of the two ways, in units of the largest number of each tensor (at least
-    1); inf where one is not a number."""
+    "Largest difference of the two ways, in units of a tensor's largest number, or 1; NaN is inf."
     ways = fused_way(measure, case, dtype), plain_way(case, dtype)
     assert len(ways[0]) == len(ways[1])
     gaps = [((a - b).abs().max() / max(1.0, b.abs().max())).item() for a, b in zip(*ways)]
@@ -271,8 +268,7 @@ def test_frozen_and_used_twice():
 
 
 class Wide(TorchDispatchMode):
-    """The largest tensor of so many columns or more that an operation made, and the most bytes of
-    such tensors alive at a time."""
+    "The largest tensor of at least so many columns, and the most bytes of such alive at a time."
 
     def __init__(self, columns: int):
         super().__init__()

@@ -55,8 +55,7 @@ class Cell:
 
     @cached_property
     def directives(self) -> set[str]:
-        """`#| eval: false` -> {'eval: false'}; the first word alone as well: `#| default_exp gae`
-        -> 'default_exp'."""
+        "`#| eval: false` -> {'eval: false'}; and `#| default_exp gae` -> 'default_exp' too."
         found = re.findall(r"^#\|\s*(.*?)\s*$", self.source, re.M)
         return {*found, *(text.split()[0] for text in found if text)}
 
@@ -85,8 +84,7 @@ class Cell:
 
     @property
     def asserts(self) -> bool:
-        """An assert statement, or a call of test_..., check_..., assert_... or pytest.raises,
-        anywhere in it."""
+        "An assert, or a call of test_..., check_..., assert_... or pytest.raises, anywhere in it."
         return any(
             isinstance(n, ast.Assert) or (isinstance(n, ast.Call) and is_check(n))
             for s in self.body
@@ -227,8 +225,7 @@ def shows_a_value(cell: Cell) -> bool:
 
 
 def outputs_are_kept(page: Page) -> list[str]:
-    """A page is read on the web without a kernel: values that are displayed are there, and half of
-    the lessons display one."""
+    "A page reads without a kernel: displayed values are there, and half of the lessons have one."
     runs = [c for c in page.lessons if "eval: false" not in c.directives]
     told = [c for c in runs if not c.is_imports]
     problems = [

@@ -155,8 +155,7 @@ def test_state_goes_through_json():
 
 
 def random_logprobs(seed, rows=4, width=5):
-    """Log-probs of policy and reference, and a mask with rows of every length, none and one
-    included."""
+    "Log-probs of policy and reference, and a mask with rows of every length, from none."
     g = torch.Generator().manual_seed(seed)
     logprobs, ref = -3 * torch.rand(2, rows, width, generator=g, dtype=torch.float64)
     return logprobs, ref, torch.arange(width) < torch.randint(width + 1, (rows, 1), generator=g)

@@ -21,8 +21,7 @@ B, T = 3, 5
 
 
 def random_batch(seed, dtype=torch.float64, batch=B, width=T):
-    """Log-probs, old log-probs, advantages and a right-padded mask; some ratios fall outside the
-    clip range."""
+    "Log-probs, old ones, advantages, a right-padded mask; some ratios are outside the clip range."
     g = torch.Generator().manual_seed(seed)
     logprobs, old = -torch.rand(2, batch, width, generator=g, dtype=dtype) * 2
     advantages = torch.randn(batch, width, generator=g, dtype=dtype)

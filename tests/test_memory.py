@@ -58,8 +58,7 @@ def lora_of(wanted: bool = True) -> dict:
 
 
 def kept(config, form: str, checkpointing: bool, rows: int, prompt: int, response: int) -> int:
-    """Bytes saved for the backward pass of the update's own call, each storage once, parameters
-    left out."""
+    "Bytes saved for the backward pass of the update's call, each storage once, no parameters."
     policy = AutoModelForCausalLM.from_config(config)
     pair = PolicyAndValue(policy, scorer_from(policy)).train()
     pair.to(torch.bfloat16 if form == "bf16" else torch.float32)

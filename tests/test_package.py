@@ -180,8 +180,7 @@ def imports(
 
 
 def unmet(source: str, requirements: str, extras: str = "") -> list[str]:
-    """Imports that settings.ini does not bring. What is imported later may also come from an extra,
-    or be OPTIONAL."""
+    "Imports that settings.ini does not bring; later ones may be of an extra, or OPTIONAL."
     eager, lazy = imports(source)
 
     def covered(name: str, asked: dict) -> bool:
@@ -225,8 +224,7 @@ def test_every_import_is_asked_for():
         if (names := unmet(path.read_text(encoding="utf-8"), *asked))
     }
     assert not missing, (
-        f"{missing}: import from what is required already, or add it to `requirements` in "
-        "settings.ini"
+        f"{missing}: import from what is required already, or add it to settings.ini"
     )
 
 
@@ -247,8 +245,7 @@ def test_make_asks_for_the_python_that_the_package_asks_for():
 
 
 def constraint_problems(constraints: str, requirements: str) -> list[str]:
-    """One exact version a line, no place to fetch it from. For every requirement in settings.ini a
-    bound, and a version within it."""
+    "One exact version a line, no place to fetch it from, within each bound of settings.ini."
     lines = [line for line in constraints.splitlines() if line.strip() and not line.startswith("#")]
     problems = [
         f"not one exact public version: {line}"

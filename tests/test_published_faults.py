@@ -260,8 +260,7 @@ MODELS = dict(
 
 
 def check_ratio_is_one(ppo, name="neox", bf16=False, **settings):
-    """Learning rate 0: every token of every epoch and mini-batch has the probability that it was
-    sampled with."""
+    "Learning rate 0: every token of every epoch has the probability that it was sampled with."
     found, measure = [], rlhf_nb.ppo.policy_diagnostics
     updates = 1 if bf16 else 2  # after an update, what it left behind has its turn
 
@@ -827,8 +826,7 @@ def test_fault_16_padding_counts_in_no_metric(ppo, letters, kl_estimator, absolu
 
 
 def stops_at_once(rows, keep_stop=True):
-    """A trainer whose policy says its stop token first, in these rows; without it on the mask, such
-    a row is empty."""
+    "A trainer whose policy says its stop token first, in these rows; unmasked, a row is empty."
 
     class StopsAtOnce(PPOTrainer):
         def sample(self, prompt_ids, prompt_mask):

@@ -39,8 +39,7 @@ def folder(tmp_path_factory):
 
 
 def launch(recipe: str, folder: Path, **env: str) -> subprocess.CompletedProcess:
-    """The recipe as it is, but for the number of processes, which is what its first lines say to
-    edit."""
+    "The recipe as it is, but for the number of processes, which its first lines say to edit."
     words = ["--config_file", str(RECIPES / f"{recipe}.yaml"), "--num_processes", "2"]
     words += ["--main_process_port", "0", WORKER, str(folder)]
     return subprocess.run(

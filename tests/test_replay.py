@@ -359,7 +359,7 @@ def test_what_the_run_did_not_keep_is_named_with_the_setting(spoilt):
     shutil.rmtree(spoilt / "checkpoint-1")
     said(1, r"no checkpoint-1, .* save_steps=1 \(--save_steps 1\)\.")
     shutil.rmtree(spoilt / "rollouts")
-    said(2, r"no rollout of update 2\. Train with save_rollouts \(--save_rollouts\)")
+    said(2, "keeps no rollouts: give the output_dir of a run with save_rollouts=True")
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         replay(spoilt / "nowhere", 1)
 

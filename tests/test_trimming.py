@@ -254,8 +254,7 @@ def test_a_rank_with_more_parts_than_it_needs_keeps_to_its_limit():
 
 
 def updated(ppo, r=None, name="neox", **settings) -> tuple:
-    """A rollout of unlike lengths (sampled once), the weights after an update on it, and what it
-    told."""
+    "A rollout of unlike lengths (sampled once), the weights after an update, and what it told."
     torch.manual_seed(0)
     trainer = ppo(
         model=AutoModelForCausalLM.from_config(copy.deepcopy(MODELS[name])),

@@ -33,8 +33,7 @@ def by_torchrun(folder: Path, out: str, moment: str) -> tuple[list[int], str]:
 
 
 def by_hand(folder: Path, out: str, moment: str) -> tuple[list[int], str]:
-    """The same two processes with nobody above them, as two terminals or a batch system would start
-    them."""
+    "The same two processes with nobody above them, as two terminals would start them."
     done = forks.run(WORKER, str(folder), out, moment, folder=folder, ranks=2, **CPU)
     return done.args, done.stdout
 

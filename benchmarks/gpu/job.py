@@ -13,11 +13,9 @@ writes DIR/STEP.json after every figure, so that a run that is cut off leaves wh
     card    the card, versions, rate of matrix products in bfloat16, rate of copies
     right   ratio 1 at learning rate 0; fused log-probs against float64; the sampler against
             `generate`; rows without padding against padded ones; a run killed and resumed
-    peer    one update of ours, of the last published PPO trainer (trl 1.12.0) as shipped, and of
-            that trainer with its models in bfloat16: pythia-410m's and pythia-1b's shape, random
-            weights, prompts of 512 tokens, 53 new ones, 64 rows in micro-batches of 16, 4 epochs
-    real    SmolLM2-135M-Instruct, full training, 512 responses of at most 32 tokens an update,
-            three seeds beside one another: reward is VADER's compound of the response
+    peer    one update of ours, of the last published PPO trainer (trl 1.12.0) as shipped, and in
+            bfloat16: shapes of pythia-410m and 1b, prompts of 512 tokens, 53 new ones, 64 rows
+    real    SmolLM2-135M-Instruct, 512 responses of at most 32 tokens an update, three seeds
 """
 
 from __future__ import annotations

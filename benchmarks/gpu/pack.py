@@ -4,9 +4,8 @@
     python benchmarks/gpu/pack.py KIT --model      and SmolLM2-135M-Instruct, 93 MB, in parts
 
 The machine is expected to have torch, accelerate, peft, numpy, pandas, pyarrow, matplotlib,
-safetensors, httpx and pytest of its own, as machines made for training have; everything else
-that the package and its peer import is in the kit, without its dependencies. The model travels in
-parts, since a transfer may be limited in size: `job.py` puts together whatever parts it finds.
+safetensors, httpx and pytest of its own; all else that the package and its peer import is in the
+kit. The model travels in parts, which `job.py` puts together.
 """
 
 from __future__ import annotations

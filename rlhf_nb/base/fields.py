@@ -7,10 +7,11 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, reduce
 from inspect import cleandoc
 from math import inf, isfinite
 from numbers import Integral, Real
+from operator import or_
 from os import PathLike
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -243,6 +244,18 @@ def hints_of(kind: type) -> dict[str, Any]:
     if "per_device_train_batch_size" in hints:
         hints |= {name: known for name, known in ranges.items() if name in hints}
     return {name: hint for name, hint in hints.items() if name not in CONVERTED}
+
+
+def annotation(kept: Any) -> Any:
+    """What rlhf_nb/cli/pages.json keeps of an annotation: "int", "float", a value or None for
+    itself, {"int": its range}, {"list": its items}, and [one, or another] of these."""
+    if isinstance(kept, list):
+        return reduce(or_, map(annotation, kept))
+    if isinstance(kept, dict):
+        kind, of = next(iter(kept.items()))
+        made: Any = list if kind == "list" else Annotated
+        return made[annotation(of) if kind == "list" else (annotation(kind), Range(**of))]
+    return dict(int=int, float=float).get(kept, Literal[kept])
 
 
 def options_of(hint: Any) -> list[Any]:

@@ -128,6 +128,26 @@ def check_folder(name: str, before: str = "") -> None:
         raise FileNotFoundError(f"{before}there is no folder {name}: give one that was saved to.")
 
 
+SAVED = dict(
+    model=["config.json", "adapter_config.json", "*.gguf"],
+    adapter=["adapter_config.json"],
+    **{"value head": ["model.safetensors"]},
+    tokenizer=["tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*", "*.gguf"],
+)
+
+
+def check_saved(name: str, what: str, before: str = "") -> None:
+    "Raises FileNotFoundError where a folder holds no such model, adapter, head or tokenizer."
+    folder = Path(name)
+    if folder.is_dir() and not any(any(folder.glob(file)) for file in SAVED[what]):
+        inside = sorted({p.parent.name for file in SAVED[what] for p in folder.glob(f"*/{file}")})
+        such = f" In it, these have one: {', '.join(inside)}." if inside else ""
+        raise FileNotFoundError(
+            f"{before}{name} has no {SAVED[what][0]}: give the folder that a {what} was saved to."
+            f"{such}"
+        )
+
+
 def parse_json(text: str | bytes, **how: Any) -> Any:
     "As `json.loads`. Raises ValueError also where whoever walks through it would run out of stack."
     try:

@@ -24,18 +24,12 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from rlhf_nb.base.files import check_folder
+from rlhf_nb.base.files import check_folder, check_saved
 from rlhf_nb.base.opened import unwrap
 from rlhf_nb.base.real import SHORT_NAME, real_place
 from rlhf_nb.base.sharding import zero3_is_live
 
 OF_HUB = "revision token trust_remote_code cache_dir subfolder local_files_only gguf_file".split()
-SAVED = dict(
-    model=["config.json", "adapter_config.json", "*.gguf"],
-    adapter=["adapter_config.json"],
-    **{"value head": ["model.safetensors"]},
-    tokenizer=["tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*", "*.gguf"],
-)
 
 
 def from_where(name: str) -> dict[str, str]:
@@ -97,12 +91,7 @@ def explain_load_errors(name: str, what: str = "model") -> Iterator[None]:
     if folder.is_file() and not gguf:
         raise NotADirectoryError(f"{name} is a file: give the folder that the {what} is in.")
     check_folder(name)
-    if folder.is_dir() and not any(any(folder.glob(file)) for file in SAVED[what]):
-        inside = sorted({p.parent.name for file in SAVED[what] for p in folder.glob(f"*/{file}")})
-        such = f" In it, these have one: {', '.join(inside)}." if inside else ""
-        raise FileNotFoundError(
-            f"{name} has no {SAVED[what][0]}: give the folder that a {what} was saved to.{such}"
-        )
+    check_saved(name, what)
     try:
         with no_programs(name):
             yield

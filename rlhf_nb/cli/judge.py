@@ -25,6 +25,7 @@ from rlhf_nb.cli.data import check_prompt_column, check_template, drop_long, loa
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import load_options, load_run_tokenizer, require_name
 from rlhf_nb.cli.parsing import Parser
+from rlhf_nb.cli.quick import check_there
 from rlhf_nb.judges import load_judge
 from rlhf_nb.judging import GoldPairJudge, RewardModelJudge, judge_pairs
 from rlhf_nb.training.completions import Completions, complete
@@ -113,9 +114,7 @@ def make_judge(options: JudgeArguments) -> Any:
         with require_name("--judge_model", name):
             model = on_device(load_judge(name), options).eval()
             return RewardModelJudge(model, load_tokenizer(name), options.batch_size)
-    beside = len(path.parts) > 1 and path.parent.is_dir()
-    if path.expanduser().is_absolute() or name.startswith(".") or beside:
-        raise FileNotFoundError(f"--judge_model {name}: there is no such folder.")
+    check_there("--judge_model", name)
     return EndpointJudge(
         name,
         options.judge_base_url,

@@ -17,7 +17,7 @@ from transformers.hf_argparser import string_to_bool
 from rlhf_nb.base.fields import complaint, hints_of, names_of
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.cli.help import About, help_text, page_of
-from rlhf_nb.cli.quick import explain_choice, suggestion
+from rlhf_nb.cli.quick import ALONE, OPPOSITES, explain_choice, suggestion, unknown_key
 from rlhf_nb.cli.recipes import read_recipe
 
 
@@ -43,14 +43,6 @@ def converter(kinds: list[Any], inner: Callable[[str], Any]) -> Callable[[str], 
 
     convert.__name__ = getattr(inner, "__name__", "value") + " or none" * or_none
     return convert
-
-
-ALONE = ("config", "help", "help_all")  # of the command line
-# One setting of a line on the command line replaces the others of a recipe.
-OPPOSITES = (
-    "missing_eos_penalty non_eos_penalty, stop_token stop_token_id stop_strings, bf16 fp16, "
-    "total_episodes max_steps num_train_epochs, activation_checkpointing gradient_checkpointing"
-).split(",")
 
 
 class ShowHelp(argparse.Action):
@@ -121,7 +113,9 @@ class Parser(HfArgumentParser):
             settings = self.values(read_recipe(path, section))
             without_help = [word for word in words if word not in ("-h", "--help", "--help-all")]
             self.recipe, now = "", vars(self.parse_args(without_help))
-            names = (w.partition("=")[0].lstrip("-") for w in without_help if w[:2] == "--")
+            names = (
+                w.partition("=")[0][2:].replace("-", "_") for w in without_help if w[:2] == "--"
+            )
             typed = {name for name in names if now.get(name) not in (None, False)}
             for group in OPPOSITES:
                 if typed & {*group.split()}:
@@ -141,8 +135,7 @@ class Parser(HfArgumentParser):
             if name in ALONE:
                 self.error(f"{key} is for the command line alone: leave it out of the file")
             if name not in self.known:
-                known = [x for x in self.known if x not in ALONE]
-                self.error(f"unknown key {key!r}.{suggestion(key, known)}")
+                self.error(unknown_key(key, self.known))
             if isinstance(value, list) and self.known[name].nargs != "+":
                 self.error(f"{key} takes one value, not a list")
             texts = [

@@ -1,6 +1,6 @@
 """What a command answers at once, before torch and transformers are imported: its help, options
-that do not exist or are missing, values that are no number or none of the choices, files and
-folders that are not there. tests/kept_pages.py writes what is kept for it."""
+that do not exist or are missing, values of the wrong kind or out of range, also in a recipe, files
+and folders that are not there or hold something else. tests/kept_pages.py writes what it knows."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from rlhf_nb.base.errors import did_you_mean
-from rlhf_nb.base.files import check_folder
+from rlhf_nb.base.files import check_folder, check_saved
 from rlhf_nb.cli.help import help_text
 from rlhf_nb.training.compat import CONFIG
+from rlhf_nb.training.kept import is_foreign, kept_rollouts
+from rlhf_nb.training.logs import steps_of
 
 
 def kept() -> dict[str, Any]:
@@ -38,6 +41,11 @@ def suggestion(name: str, known: Collection[str], before: str = "") -> str:
     return did_you_mean(f"{before}{name}", [f"{before}{x}" for x in known])
 
 
+def unknown_key(key: str, known: Collection[str]) -> str:
+    "What is wrong with a line of a recipe that sets no option."
+    return f"unknown key {key!r}.{suggestion(key, [x for x in known if x not in ALONE])}"
+
+
 def check_there(flag: str, value: str) -> None:
     "Raises FileNotFoundError where a value can only name a file or a folder, and there is none."
     place, option = value.rpartition(":")[0], flag.lstrip("-")
@@ -45,13 +53,26 @@ def check_there(flag: str, value: str) -> None:
     file = place if place.endswith(".py") else value if packed and DATA.match(option) else ""
     if file and not Path(file).is_file():
         raise FileNotFoundError(f"{flag} {value}: there is no such file.")
+    if option == "judge_model" and not Path(value).is_dir():  # else it is an endpoint's name
+        beside = len(Path(value).parts) > 1 and Path(value).parent.is_dir()
+        if Path(value).expanduser().is_absolute() or value.startswith(".") or beside:
+            raise FileNotFoundError(f"{flag} {value}: there is no such folder.")
     if MODELS.match(option):
         check_folder(value, f"{flag} {value}: ")
+        check_saved(value, "tokenizer" if "tokenizer" in flag else "model", f"{flag} {value}: ")
 
 
 DATA = re.compile("dataset_name$|preflight_pairs$")
+ALONE = ("config", "help", "help_all")  # of the command line
+# One setting of a line on the command line replaces the others of a recipe.
+OPPOSITES = (
+    "missing_eos_penalty non_eos_penalty, stop_token stop_token_id stop_strings, bf16 fp16, "
+    "total_episodes max_steps num_train_epochs, activation_checkpointing gradient_checkpointing"
+).split(",")
 MODELS = re.compile(".*_path$|reward_ensemble$|tokenizer$")
-FILES = re.compile(f"{DATA.pattern}|{MODELS.pattern}|(reward_function|environment|engine|config)$")
+FILES = re.compile(
+    f"{DATA.pattern}|{MODELS.pattern}|(reward_function|environment|engine|config|judge_model)$"
+)
 
 
 def number(kind: str) -> Callable[[str], Any]:
@@ -75,24 +96,54 @@ def explain_choice(message: str, choices: Mapping[str, Any]) -> str:
     return message
 
 
-def check_values(values: Mapping[str, dict[str, Any]], words: Sequence[str], see: str) -> None:
-    "Raises ValueError on the first value that is wrong by itself."
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name, how in values.items():
-        flags = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
-        parser.add_argument(*flags, **how | dict(type=number(how.get("type", ""))))
-    try:
-        given = vars(parser.parse_known_args(words)[0])
-    except argparse.ArgumentError as error:
-        wrong = explain_choice(str(error), {k: how.get("choices") for k, how in values.items()})
-        raise ValueError(f"{wrong.rstrip('.')}{'' if wrong.endswith('?') else '.'} {see}") from None
-    if path := given.pop("config", None):
-        from rlhf_nb.cli.recipes import recipe_file  # which needs what is above
+def check_values(name: str, names: list[str], flags: set[str], words: Sequence[str]) -> None:
+    "Raises ValueError on the first value that is wrong by itself, typed or in a recipe."
+    from rlhf_nb.base.fields import annotation, complaint  # which `--help` does not wait for
+    from rlhf_nb.cli.recipes import read_recipe  # which needs what is above
 
-        recipe_file(path, "--config")
-    for name in () if "--dry_run" in words else filter(FILES.match, given):
-        for value in given[name] if isinstance(given[name], list) else [given[name] or ""]:
-            check_there(f"--{name}", value)
+    own, see = kept()[name], f"See rlhf-nb {name} --help"
+    how: Any = dict(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser = argparse.ArgumentParser(**how, argument_default=argparse.SUPPRESS)
+    for option, value in own["values"].items():
+        both = dict.fromkeys((f"--{option}", f"--{option.replace('_', '-')}"))
+        how = {k: value[k] for k in ("nargs", "choices") if k in value}
+        parser.add_argument(*both, **how, type=number(value.get("type", "")))
+
+    def read(words: Sequence[str], place: str = "") -> dict[str, Any]:
+        try:
+            return vars(parser.parse_known_args(words)[0])
+        except argparse.ArgumentError as error:
+            choices = {k: value.get("choices") for k, value in own["values"].items()}
+            wrong = explain_choice(str(error), choices).rstrip(".")
+            raise ValueError(f"{place}{wrong}{'' if wrong[-1] == '?' else '.'} {see}") from None
+
+    given = read(words)
+    if path := given.pop("config", None):
+        settings = read_recipe(path, own["section"])
+        for key in settings:
+            if key.replace("-", "_") not in names:
+                raise ValueError(f"{path}: {unknown_key(key, names)} {see}")
+        typed = [f"--{key}={x}" for key, x in settings.items() if isinstance(x, str)]
+        over = {x for group in OPPOSITES if {*group.split()} & flags for x in group.split()}
+        recipe = read(typed, f"{path}: ")
+        given = {k: x for k, x in recipe.items() if k not in over} | given
+    for option, value in given.items():
+        hint = None if value in (None, [None]) else own["values"][option].get("hint")
+        if hint and (wrong := complaint(f"--{option}", value, annotation(hint))):
+            raise ValueError(f"{wrong} {see}")
+        if FILES.match(option) and "--dry_run" not in words:
+            for one in value if isinstance(value, list) else [value or ""]:
+                check_there(f"--{option}", one)
+
+
+def check_run(name: str, run: str, described: bool) -> None:
+    "Raises FileNotFoundError or ValueError where a folder is not there, or not of a run."
+    if not Path(run).exists():
+        raise FileNotFoundError(f"there is no folder {run}: give the output_dir of a run.")
+    if name == "plot":
+        steps_of(run)
+    elif not (name == "view" and (described or is_foreign(run))):
+        kept_rollouts(Path(run))
 
 
 def answered(name: str, words: Sequence[str]) -> bool:
@@ -102,8 +153,6 @@ def answered(name: str, words: Sequence[str]) -> bool:
     if {"-h", "--help"} & {*words} and not any(word.startswith("--config") for word in words):
         print(help_text(own["page"]), end="")
         return True
-    if name in ("view", "replay") and words and not Path(words[0]).exists() and words[0][0] != "-":
-        raise FileNotFoundError(f"there is no folder {words[0]}: give the output_dir of a run.")
     known, given = [*own["names"]], {word.partition(":")[0] for word in words}
     if own["trains"]:
         known += their_names()
@@ -114,5 +163,8 @@ def answered(name: str, words: Sequence[str]) -> bool:
     absent = [text for text, names in own["required"].items() if not {*names} & given]
     if absent and not {"config", "dry_run", "help_all"} & given:
         raise ValueError(f"{'; '.join(absent)}. {see}")
-    check_values(own["values"], words, see)
+    if not {"-h", "help", "help_all"} & given:
+        check_values(name, known, given, words)
+        for run in takewhile(lambda word: word[:1] != "-", words) if own["runs"] else ():
+            check_run(name, run, any(re.match("--(columns|tokenizer)", word) for word in words))
     return False

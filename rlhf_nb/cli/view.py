@@ -37,8 +37,7 @@ class ViewArguments:
         None, "Updates to show; last: the last. None: 24 of them; in the terminal the last."
     )
     episodes: Count | None = setting(
-        None,
-        "Episodes of each update. None: all, as the page's what-if needs; in the terminal 8.",
+        None, "Episodes of each update. None: all, as the page's what-if needs; in the terminal 8."
     )
     columns: str | None = setting(
         None,
@@ -48,8 +47,7 @@ class ViewArguments:
         None, "Name or folder of a tokenizer, with which a file's token ids become tokens."
     )
     objective: str | None = setting(
-        None,
-        "Settings of rollouts that do not say how they were made: kl_coef=0.1,lam=0.9.",
+        None, "Settings of rollouts that do not say how they were made: kl_coef=0.1,lam=0.9."
     )
     output: str | None = setting(None, "The page. None: rollouts.html in RUN, or beside a file.")
     overwrite: bool = setting(False, OVERWRITE)
@@ -171,7 +169,7 @@ def view_command(words: Sequence[str]) -> None:
         writable(path, "--output", options.overwrite)
     from rlhf_nb.base.loading import pretrained_tokenizer  # seconds that `--help` does not wait for
     from rlhf_nb.cli.models import require_name
-    from rlhf_nb.training.saving import left_out, rollout_files
+    from rlhf_nb.training.kept import left_out, rollout_files
     from rlhf_nb.ui.episodes import notes_of
     from rlhf_nb.ui.foreign import parse_columns
     from rlhf_nb.ui.run_files import ranges_of

@@ -23,11 +23,11 @@ from rlhf_nb.losses import policy_diagnostics
 from rlhf_nb.ppo import final_scores
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.kept import kept_rollouts, left_out, rollout_files
 from rlhf_nb.training.logs import logged_rows
 from rlhf_nb.training.metrics import metric_of
 from rlhf_nb.training.model_loading import load_policy, load_scorer, load_tokenizer
 from rlhf_nb.training.resume import changes_text, saved_run
-from rlhf_nb.training.saving import left_out, rollout_files
 from rlhf_nb.turns import keep_chosen, put_fields_back, reached_stops
 from rlhf_nb.ui.run_files import ranges_of
 from rlhf_nb.update import charge
@@ -76,7 +76,7 @@ def make_args(settings: Mapping[str, Any], folder: str) -> PPOConfig:
 
 def find_checkpoint(folder: Path, update: int) -> Path:
     "The checkpoint before an update. Raises ValueError where it or the rollout is not there."
-    rollouts, saved = rollout_files(folder), {path.name for path in checkpoints(folder)}
+    rollouts, saved = kept_rollouts(folder), {path.name for path in checkpoints(folder)}
     both = [k for k in rollouts if f"checkpoint-{k}" in saved]
     can = f" Updates that can be replayed: {ranges_of(both)}." if both else ""
     if update not in rollouts:

@@ -16,12 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
-from transformers import (
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    ProgressCallback,
-    SchedulerType,
-)
+from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, SchedulerType
 from transformers.trainer import skip_first_batches
 from transformers.trainer_utils import set_seed
 from transformers.utils import is_in_notebook, logging

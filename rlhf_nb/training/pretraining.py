@@ -15,7 +15,8 @@ from rlhf_nb.losses import explained_variance
 from rlhf_nb.ppo import estimate_advantages, mini_batches
 from rlhf_nb.rollout import TENSORS, Rollout, token_texts
 from rlhf_nb.training.config import PPOConfig, refuse
-from rlhf_nb.training.saving import left_out, merge_rollouts, rollout_files
+from rlhf_nb.training.kept import left_out, rollout_files
+from rlhf_nb.training.saving import merge_rollouts
 from rlhf_nb.update import Objective, objective_at
 
 SETTING = "value_pretrain_rollouts"

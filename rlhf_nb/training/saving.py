@@ -6,15 +6,12 @@ from __future__ import annotations
 import copy
 import json
 import math
-import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
@@ -25,6 +22,7 @@ from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.packing import last_token, on_tokens
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.training.folders import claim
+from rlhf_nb.training.kept import kept_rollouts
 from rlhf_nb.training.model_loading import merge_adapter
 from rlhf_nb.turns import BESIDE
 
@@ -84,50 +82,6 @@ def save_rollout(r: Rollout, trainer: Any) -> None:
     r.save(folder / f"update-{update:05d}{rank}.safetensors")
 
 
-_FILE = re.compile(r"update-(\d+)(?:-rank(\d+))?\.safetensors")
-
-
-def _named(path: Path) -> list[tuple[Path, int, int]]:
-    "Each file of a run's rollouts, with its update and its rank."
-    stages = (path / "ppo", path / "ppo.partial", path)  # a demo that trains has the second
-    folders = (*(stage / "rollouts" for stage in stages), path)
-    found = next((its for x in folders if x.is_dir() and (its := sorted(x.iterdir()))), [])
-    names = [(file, _FILE.fullmatch(file.name)) for file in found]
-    return [(file, int(name[1]), int(name[2] or 0)) for file, name in names if name]
-
-
-def rollout_files(path: Path) -> dict[int, list[Path]]:
-    "The rollout files of a run, by update, ranks in order; what is being written is left out."
-    files: dict[int, dict[int, Path]] = {}
-    for file, update, rank in _named(path):
-        if _is_complete(file):
-            files.setdefault(update, {})[rank] = file
-    ranks = max((len(parts) for parts in files.values()), default=0)
-    if files and len(files[max(files)]) < ranks:
-        del files[max(files)]
-    return {update: [its[rank] for rank in sorted(its)] for update, its in sorted(files.items())}
-
-
-def left_out(path: Path, update: int | None = None) -> str:
-    "A sentence on the first file, of an update or of all, that `rollout_files` leaves out, if any."
-    there = rollout_files(path)
-    left = [file for file, its, _ in _named(path) if update in (None, its) and its not in there]
-    why = "damaged, or not yet written as a whole" if left and left[0].stat().st_size else "empty"
-    return f" {left[0].name} is left out: it is {why}." if left else ""
-
-
-def kept_rollouts(run: Path) -> dict[int, list[Path]]:
-    "`rollout_files`. Raises ValueError where there are none."
-    if files := rollout_files(run):
-        return files
-    left = left_out(run)
-    why = " that can be read" * bool(left) if run.exists() else ", as it is not there"
-    raise ValueError(
-        f"{run} keeps no rollouts{why}: give the output_dir of a run with save_rollouts=True, or "
-        f"of `rlhf-nb demo`.{left}"
-    )
-
-
 def rollouts(
     run: str | Path,  # output_dir of a run with save_rollouts=True
     tokens: bool = False,  # a row per token instead of one per episode
@@ -140,17 +94,6 @@ def rollouts(
         frame = r.by_token() if tokens else r.episodes().rename(columns=dict(update="data/update"))
         frames.append(first.merge(frame) if tokens else pd.concat([first, frame], axis=1))
     return pd.concat(frames, ignore_index=True)
-
-
-def _is_complete(path: Path, fresh: float = 60.0) -> bool:
-    "Is a file complete? Only young ones are opened: an old one that is damaged raises when read."
-    if time.time() - path.stat().st_mtime > fresh:
-        return path.stat().st_size > 0
-    try:
-        with safe_open(path, "pt"):
-            return True
-    except (SafetensorError, OSError):
-        return False
 
 
 def _with_tokens_paid(r: Rollout) -> Rollout:

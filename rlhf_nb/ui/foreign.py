@@ -8,7 +8,6 @@ import json
 import math
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,12 @@ from rlhf_nb.base.loading import pretrained_tokenizer
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.packing import on_tokens
 from rlhf_nb.rollout import SIGNALS, Rollout, token_texts
-from rlhf_nb.training.saving import rollout_files
+from rlhf_nb.training.kept import OF_FOLDER, SUFFIXES, file_number, table_files
 from rlhf_nb.ui.run_files import Updates
 
 Row = dict[str, Any]  # an episode, by the names of a file's columns or of a rollout
 Given = Mapping[str, str] | None  # what a rollout calls it -> a column
 
-SUFFIXES = (".jsonl", ".ndjson", ".parquet", ".csv", ".json")
-OF_FOLDER = (*SUFFIXES[:-1], ".table.json")  # other JSON in a folder is settings
 TOKEN = ("tokens", "token_ids", "token_mask", *SIGNALS)  # a list an episode
 SCORES = ("scores", "raw_scores")  # a number an episode, or a list
 TARGETS = ("prompt", "response", "messages", "step", "stopped", *SCORES, *TOKEN)
@@ -215,24 +212,6 @@ def read_table(path: Path, notes: list[str] | None = None) -> list[Row]:
         fix = f"give a table of episodes that ends in {', '.join(SUFFIXES)}, a folder of them, or "
         fix += "the output_dir of a run with save_rollouts=True"
         raise ValueError(f"{path} cannot be read ({why}): {fix}.") from None
-
-
-def file_number(path: Path) -> int:
-    "The last number of a file's name, 0 where it has none."
-    return int(["0", *re.findall(r"\d+", path.stem)][-1][-9:])
-
-
-def table_files(folder: Path, notes: list[str] | None = None) -> list[Path]:
-    """The files of a folder of tables, or of its `completions`, in the order of their numbers. Of
-    names that differ by more than numbers the most frequent; that there are others is a note."""
-    suits = lambda file: file.is_file() and file.name.lower().endswith(OF_FOLDER)
-    inside = [sorted(filter(suits, folder.glob(what))) for what in ("*", "completions/*")]
-    shape = lambda file: re.sub(r"\d+", "#", file.name)
-    shapes = Counter(map(shape, inside[0] or inside[1])).most_common()
-    files = [file for file in inside[0] or inside[1] if shape(file) == shapes[0][0]]
-    if (others := sum(map(len, inside)) - len(files)) and notes is not None:
-        notes.append(f"Only files named like {quoted(files[0].name)} are read, not {others} more.")
-    return sorted(files, key=lambda file: (file_number(file), file.name))
 
 
 # ---- Which column is what ----
@@ -440,17 +419,6 @@ def rollout_from(
 
 
 # ---- A file, a folder or records as a run ----
-
-
-def is_foreign(source: Any) -> bool:
-    "Records, a file, or a folder of tables that is no run of this package."
-    if not isinstance(source, (str, Path)):
-        return True
-    path = Path(source)
-    own = any((path / name).exists() for name in ("metrics.jsonl", "settings.json", "ppo"))
-    if path.is_dir():
-        return not own and not rollout_files(path) and bool(table_files(path))
-    return path.exists() or path.suffix.lower() in SUFFIXES
 
 
 class ForeignRun(Updates):

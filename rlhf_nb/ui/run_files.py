@@ -18,9 +18,10 @@ from torch import Tensor
 from rlhf_nb.base.files import parse_json
 from rlhf_nb.packing import score_sums
 from rlhf_nb.rollout import Rollout
+from rlhf_nb.training.kept import kept_rollouts, rollout_files
 from rlhf_nb.training.logs import logged_rows
 from rlhf_nb.training.metrics import LOG_NAMES
-from rlhf_nb.training.saving import kept_rollouts, merge_rollouts, rollout_files
+from rlhf_nb.training.saving import merge_rollouts
 
 # ---- Files ----
 

@@ -14,13 +14,13 @@ import pandas as pd
 from torch import Tensor
 
 from rlhf_nb.rollout import Rollout
+from rlhf_nb.training.kept import is_foreign, rollout_files
 from rlhf_nb.training.metrics import Metric, in_order
-from rlhf_nb.training.saving import rollout_files
 from rlhf_nb.ui import episodes as of
 from rlhf_nb.ui.chart import curve_strip
 from rlhf_nb.ui.episodes import Shown, episode_tokens, shown_of
 from rlhf_nb.ui.explore import notebook_bundle
-from rlhf_nb.ui.foreign import ForeignRun, is_foreign
+from rlhf_nb.ui.foreign import ForeignRun
 from rlhf_nb.ui.html import element, fit_column, folded, number_text, percent, safe_prose, safe_text
 from rlhf_nb.ui.reader import Reader, objective_for, packed_update, reader_head, write_reader
 from rlhf_nb.ui.report import demo_report

@@ -108,8 +108,7 @@ class Widget:
         return self.root.evaluate(LIST)
 
     def at(self, key: str) -> int:
-        """Where a control is now: a view that was drawn anew has new elements. Raises LookupError
-        where it is gone."""
+        "Where a control is now: a new drawing has new elements. LookupError where it is gone."
         for i, one in enumerate(self.controls()):
             if one["key"] == key:
                 return i
@@ -162,8 +161,7 @@ class Widget:
         return " ".join(f"{c['key']}={c['state']}" for c in self.controls() if c["state"])
 
     def disturb(self, key: str, turn: int) -> bool:
-        """Move a neighbour, by the keyboard: each in its turn, a group of choices as one. False
-        where there is none."""
+        "Move a neighbour by the keyboard, in turn, a group of choices as one. False without any."
         mine, groups = next((c["group"] for c in self.controls() if c["key"] == key), ""), {}
         for c in self.controls():
             if c["key"] == key or c["kind"] not in ("slider", "range", "check", "choice", "menu"):
@@ -294,8 +292,7 @@ class Widget:
     # ---- All of it ----
 
     def dead(self) -> list[str]:
-        """Each control, all by keyboard and then all by mouse: those that change nothing, and what
-        was tried."""
+        "Each control by keyboard, then by mouse: those that change nothing, and what was tried."
         found = []
         for way in ("keyboard", "mouse"):
             for one in self.controls():

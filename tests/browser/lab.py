@@ -111,15 +111,13 @@ class Wire:
             )
 
     def asked_of(self, message: Message) -> str:
-        """What the reader of a failure should look at: the cell's first line of code, or that it
-        was a widget's handler."""
+        "Where to look: the cell's first line of code, or that it was a widget's handler."
         code = self.requests.get(message.parent, ("", ""))[1]
         lines = [line for line in code.splitlines() if line.strip() and not line.startswith("#|")]
         return f"cell {lines[0][:80]!r}" if lines else f"answer to {message.asked or 'nobody'}"
 
     def faults(self) -> list[str]:
-        """Exceptions, whoever was to swallow them, and all that a handler wrote to stderr: Lab
-        shows neither beside the widget."""
+        "Exceptions, swallowed or not, and a handler's stderr: Lab shows neither beside the widget."
         found = []
         for m in self.said:
             text = m.content.get("text", "")
@@ -228,8 +226,7 @@ class Notebook:
         self.settle()
 
     def settle(self) -> None:
-        """Until the kernel owes nothing, seen twice: a widget sends a change that it held back as
-        soon as the last one is done with."""
+        "Until the kernel owes nothing, seen twice: a widget may send a change that it held back."
         calm, start = 0, time.monotonic()
         while calm < 2:
             self.page.wait_for_timeout(20)
@@ -343,8 +340,7 @@ def fresh(folder: Path, notebooks: Path) -> dict[str, str]:
 
 
 def leave_out(folder: Path) -> None:
-    """Cells that nbdev_test does not run either become plain text: they want a GPU, minutes, or a
-    reader who copies them."""
+    "Cells that nbdev_test skips become text: they want a GPU, minutes, or a reader's copy."
     from nbdev.config import get_config
 
     never = {"eval: false", *get_config(path=ROOT).tst_flags.split()}

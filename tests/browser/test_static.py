@@ -96,8 +96,7 @@ class File:
         self.page.evaluate(axe)
 
     def said(self) -> list[str]:
-        """Requests but for the file itself and what lies inside it, faults, and whether a text was
-        executed."""
+        "Requests but for the file and what is inside it, faults, and whether a text was executed."
         known = ("data:", self.url)
         out = [f"asked for {url[:200]}" for url in self.asked if not url.startswith(known)]
         ran = bool(self.page.evaluate("window.hacked"))
