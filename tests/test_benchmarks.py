@@ -157,10 +157,8 @@ def test_necessary_flops_are_those_that_torch_counts(everywhere):
                 with read_at(body, None if everywhere else read):
                     states = body(torch.randint(64, (8, long)), use_cache=False).last_hidden_state
                 head(states[:, 5:13]).sum().backward()
-    whole, causal = (
-        4 * 16 * long**2,
-        4 * 16 * long * (long + 1) / 2,
-    )  # eager attention computes the masked half too, and every query
+    # eager attention computes the masked half too, and every query
+    whole, causal = 4 * 16 * long**2, 4 * 16 * long * (long + 1) / 2
     if not everywhere:
         causal -= 4 * 16 * sum(range(6))
     assert bench.necessary_flops(s, everywhere) == pytest.approx(

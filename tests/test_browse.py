@@ -365,9 +365,11 @@ def test_every_suspect_leads_to_its_place(run):
     assert seen.reader.place == dict(wanted, update=2, row=3, sort="episode", down=False)
     seen.go(seen.suspects[2])  # the best paid of the newest update
     assert seen.reader.place == dict(wanted, update=4, row=-1, sort="score", down=True)
-    r = seen.run.rollout(1)  # whose KL is below what pads it: no token is out of the answer
-    seen.run.rollout = lambda _: r.with_(kl=-r.mask.float())
-    assert all("(-1.00)" in seen.with_token(Suspect(1, e, "")).sentence for e in range(len(r)))
+    r = seen.run.rollout(1)  # with a KL below what pads it no token is named
+    for sign, told in ((-1, ""), (1, " (KL +1.00)")):
+        seen.run.rollout = lambda _: r.with_(kl=sign * r.mask.float())
+        for one in (seen.with_token(Suspect(1, e, "")) for e in range(len(r))):
+            assert one.sentence.endswith(told) and bool(one.sentence) == bool(told)
 
 
 def test_a_search_says_what_it_found(run, monkeypatch):
@@ -436,9 +438,7 @@ def test_curves_are_what_was_logged(run):
     assert f'points="{corners}" class="line0"' in svg and 'cx="216.00" cy="6.00"' in svg
     assert "KL to the reference, nats per response, updates 0 to 4: 0.00 nats to 8.00 nats" in svg
     assert set(curves) == {"raw score", "KL", "length", "token entropy"}
-    assert (
-        "of a token, over the vocabulary" in curves["token entropy"]["about"]
-    )  # there is another one
+    assert "of a token, over the vocabulary" in curves["token entropy"]["about"]  # not the other
 
 
 def test_hostile_runs(tmp_path):

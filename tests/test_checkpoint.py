@@ -189,10 +189,8 @@ def test_a_policy_with_a_temperature_in_its_generation_config_is_saved(tmp_path,
     save_policy(policy, tokenizer, tmp_path, stop_ids=[5])
     again = AutoModelForCausalLM.from_pretrained(tmp_path).generation_config
     assert (again.temperature, again.do_sample, again.eos_token_id) == (0.6, True, 5)
-    assert (
-        policy.generation_config.do_sample is not True
-        and policy.generation_config.eos_token_id != 5
-    )  # the model in memory is as it was
+    now = policy.generation_config  # the model in memory is as it was
+    assert now.do_sample is not True and now.eos_token_id != 5
 
 
 # catches: a kill between the two renames of a replacement, after which the next write deletes the

@@ -226,10 +226,8 @@ RECIPES = {
     "recipe, name", [(recipe, name) for recipe, names in RECIPES.items() for name in names]
 )
 def test_recipes_parse(recipe, name):
-    settings, more = (
-        read_recipe(recipe, name),
-        [] if name == "judge" else ["--use_cpu"],
-    )  # bf16 wants a GPU, or a word that there is none
+    settings = read_recipe(recipe, name)
+    more = ["--use_cpu"] * (name != "judge")  # bf16 wants a GPU, or a word that there is none
     words = [
         word
         for key, value in settings.items()
