@@ -367,7 +367,7 @@ def test_every_suspect_leads_to_its_place(run):
     assert seen.reader.place == dict(wanted, update=4, row=-1, sort="score", down=True)
     r = seen.run.rollout(1)  # with a KL below what pads it no token is named
     for sign, told in ((-1, ""), (1, " (KL +1.00)")):
-        seen.run.rollout = lambda _, kl=sign * r.mask.float(): r.with_(kl=kl)
+        seen.run.rollout = lambda _, sign=sign: r.with_(kl=sign * r.mask.float())
         for one in (seen.with_token(Suspect(1, e, "")) for e in range(len(r))):
             assert one.sentence.endswith(told) and bool(one.sentence) == bool(told)
 
