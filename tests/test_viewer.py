@@ -781,7 +781,7 @@ def result_of(folder):
 
 def cards_of(reader):
     "The tables of completions, the best and the worst first, without the typical one."
-    tables = [x for x in reader.tables if x[0] == ["From", "Summary", "Score", "Gold"]]
+    tables = [x for x in reader.tables if x[0] == ["From", "Summary", "Raw score", "Gold"]]
     return tables["the median gain" in reader.text :]
 
 
@@ -792,7 +792,7 @@ def test_report_has_it_all(whole):
     heads = "Did it work?/What changed/Where to look/More figures/Best and worst summary/What a summary "
     heads += "holds/Reward model/Summaries side by side"
     assert "/".join(head for level, head in reader.heads if level == 2) == heads
-    assert "+38 percentage points PPO improved on SFT." in text
+    assert "+38 percentage points of posts won PPO improved on SFT." in text
     assert reader.all("p")[1]["title"] == "37.8"
     assert "on 80.1 % of 2,000 test posts, SFT's on 42.3 %" in text
     assert "Sampled, temperature 1: +20 points, from 41.0 % to 61.0 %." in text

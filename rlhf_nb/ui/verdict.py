@@ -89,7 +89,8 @@ def rates_sentence(sft: Row, ppo: Row, first: bool) -> str:
     before, after = percent(sft["win_rate"]), percent(ppo["win_rate"])
     gold = (
         "the gold judge, who knows the facts, prefers PPO's summary to the reference (the data "
-        f"set's own) on {after} of {ppo['posts']:,} test posts, SFT's on {before}; a tie is half."
+        f"set's own) on {after} of {ppo['posts']:,} test posts, SFT's on {before}; a tie counts as "
+        "half a win."
     )
     gain = f"{gain_of(sft, ppo)} points, from {before} to {after}."
     forms = [percent(row.get("malformed")) for row in (ppo, sft)]
@@ -156,6 +157,9 @@ def headline(
     (sft, ppo), (_, gain), (_, verdict), *others = both[0], *stated
     line = lambda text: element("p", safe_text(text).replace(" %", "&nbsp;%"))
     rates = first = next(text for _, text in others if "the gold judge" in text)
+    for one, two in both[1:]:
+        forms = percent(two.get("malformed")), percent(one.get("malformed"))
+        first += f" At temperature {two['temperature']:g}: {forms[0]} and {forms[1]}."
     for row in results.get("paired", []):
         if row["temperature"] == ppo["temperature"]:
             first += f" 95 % interval of the gain: {points(row['low'])} to {points(row['high'])}."
@@ -303,7 +307,7 @@ def post_card(title: str, row: Mapping[str, Any], level: int = 4) -> str:
         if pd.notna(row.get(f"text_{who}")):
             text = row[f"text_{who}"].strip()
             lines.append(line(who.upper(), text, number(f"score_{who}"), number(f"gold_{who}")))
-    table = data_table("", ["From", "Summary", "Score", "Gold"], lines)
+    table = data_table("", ["From", "Summary", "Raw score", "Gold"], lines)
     table = element("div", table, class_="wide", tabindex=0, role="region", aria_label=title)
     query = post_with_facts(row["query"], facts) if facts else safe_prose(row["query"])
     return asset("post.html").format(level=level, title=escape(title), query=query, table=table)

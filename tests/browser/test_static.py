@@ -571,6 +571,9 @@ def test_episodes_of_several_turns(tmp_path: Path, read: Callable):
     assert not {"truncated", "context"} & {*only.locator("option").all_inner_texts()}
     only.select_option("max_turns")
     assert file.listed() == [1, 3] and "1 turn, max_turns" in file.text(".page > .facts")
+    for how, which in (("lost", 0), ("won", 1)):
+        only.select_option(how)
+        assert file.listed() == [which]
 
 
 # catches: a list sorted as text, an order that does not turn round, a place in the middle of the

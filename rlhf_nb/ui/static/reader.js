@@ -235,7 +235,7 @@ const LISTING = ["sort", "down", "find", "only", "above"];
 const inSight = (box, all, sight, draw, then = () => {}) => {
   const rest = [...all], lines = count => rest.splice(0, count).map(draw);
   box.replaceChildren(...lines(sight));
-  const drawRest = () => { if (box.rest === rest && rest.length) { box.append(...lines(rest.length)); then(); } };
+  const drawRest = () => { if (box.rest === rest) { box.append(...lines(rest.length)); then(); } };
   box.rest = rest;
   requestAnimationFrame(() => setTimeout(drawRest, 30));
   return drawRest;
@@ -382,6 +382,7 @@ export const reader = (root, source) => {
   };
   const REASONS = ["terminated", "truncated", "max_turns", "context"];  // why an episode of several turns ended
   for (const why of REASONS) RULES[why] = row => row.reason === why;
+  for (const how of ["won", "lost"]) RULES[how] = row => row.won === how;
   const searched = row => [row.prompt.text, row.text, ...Object.values(pack.columns).map(column => column[row.i])]
     .join("\n").toLowerCase();
   const listed = () => {
@@ -642,8 +643,8 @@ export const reader = (root, source) => {
       make(k === most && gains[k] < 0 ? "b" : "span", { parent: one, text: k + 1 });
     });
     const also = gains[next] < 0.8 * gains[most] ? `, and turn ${next + 1} nearly as much (${shown(gains[next])})` : "";
-    part("span", turns, "legend", { title: "reward + next value − value", text: !(gains[most] < 0.1 * (scale.low - scale.high)) ? "Value before each turn: no turn cost much"
-      : `Value before each turn: turn ${most + 1} cost most, ${shown(before[most])} → ${shown((before[most + 1] ?? 0) + paid[most])}${also}` });
+    part("span", turns, "legend", { title: "reward + next value − value", text: !(gains[most] < 0.1 * (scale.low - scale.high)) ? "Value before each turn: it fell much in none"
+      : `Value before each turn: it fell most in turn ${most + 1}, ${shown(before[most])} → ${shown((before[most + 1] ?? 0) + paid[most])}${also}` });
   };
   const toTurn = k => {
     if (turns.hidden) return;
