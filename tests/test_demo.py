@@ -133,7 +133,7 @@ def test_a_run_leaves_what_is_promised(run):
     assert err == "" and not list(folder.glob("*.partial"))
     assert memory < 2 * 2**30
     page = (folder / "rollouts.html").read_text()
-    assert page.index("points</p>") < page.index('id="app"')
+    assert page.index("posts won</p>") < page.index('id="app"')
     assert not (folder / "report.html").exists()
     assert len(list(csv.reader(open(folder / "completions" / "ppo.csv")))) == 1 + TINY["eval_posts"]
     assert len(out.splitlines()) < 80
