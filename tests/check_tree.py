@@ -174,7 +174,8 @@ def draw_pictures(name: str, nb: dict, write: bool) -> list[str]:
         from playwright.sync_api import sync_playwright
 
         with sync_playwright() as play:
-            browser = play.chromium.launch(executable_path=shutil.which("chromium"))
+            where = os.environ.get("CHROMIUM") or shutil.which("chromium")
+            browser = play.chromium.launch(executable_path=where)
             page = browser.new_page(device_scale_factor=2)
             for one in bare:
                 page.set_content("".join(one["data"][SVG]))

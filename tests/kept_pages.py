@@ -65,8 +65,7 @@ def values_of(
             how |= dict(type=kind) if kind.partition(" ")[0] in ("int", "float") else {}
             plain = choices and all(isinstance(x, str | None) for x in choices)
             how |= dict(choices=choices) if plain else {}
-            if how.keys() & {"type"}:
-                how |= dict(hint=kept_hint(hints[name]))
+            how |= dict(hint=kept_hint(hints[name])) if "type" in how else {}
             if {*how} - {"nargs"} or FILES.match(name):
                 values[name] = how
     return values

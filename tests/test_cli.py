@@ -1231,14 +1231,14 @@ def test_what_is_answered_at_once(capsys, monkeypatch, tmp_path):
         --reward_function no.py:f, --value_model_path no/, --reward_model_path docs"""
     lines = "judge --nope, plot docs, plot no, view docs, view docs no, replay docs, preflight"
     lines += ", judge --dataset_name x --model_name_or_path y --judge_model ./no"
-    ask = [["ppo", *enough, *x.split()] for x in wrong.split(",")] + [
-        *map(str.split, lines.split(","))
-    ]
+    ask = [["ppo", *enough, *x.split()] for x in wrong.split(",")]
+    ask += map(str.split, lines.split(","))
     for words, code in (["ppo", "--help"], 0), (["demo", "-h"], 0), *((x, 2) for x in ask):
         code = f"import sys; from rlhf_nb.cli import main; assert main({words}) == {code}; {loaded}"
         subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True)
     assert quick.answered("ppo", [*enough, "--max_steps", "7", "--target_kl=none"]) is False
-    assert quick.answered("view", [__file__, "--update", "last"]) is False
+    for words in ([__file__, "--update", "last"], [str(tmp_path), "--live"]):
+        assert quick.answered("view", words) is False
     monkeypatch.setattr(quick, "check_values", lambda *_: None)
     for name in cli.COMMANDS:
         typed = [x for a in PARSERS[name]().known.values() for x in a.option_strings]

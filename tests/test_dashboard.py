@@ -466,7 +466,7 @@ def test_the_few_curves_are_the_viewers():
     logged = ["val/explained_variance", "objective/equal_groups", "policy/approxkl_avg", "lr"]
     logged += ["policy/clipfrac_avg", "objective/kl", "objective/raw_scores"]
     run = Run(update=1, total=1, batch=4, lines={name: [(1, 0.5)] for name in logged})
-    few = [metric.name for metric in in_order("viewer") if metric.name in logged]
+    few = [metric.name for metric in in_order() if metric.name in logged]
     assert chosen_curves(run, VIEWER_CURVES) == few and len(few) == 6
     assert few[0] == "objective/raw_scores"
     assert "Never logged" not in words(render_run(run))

@@ -167,7 +167,7 @@ def test_each_metric_is_whole():
         assert metric.low is None or (metric.source and metric.low < metric.high), metric
     for table, columns in ((ranges_table(), 4), *((metrics_table(t), 4) for t in TABLES)):
         assert {line.count("|") for line in table.splitlines()} == {columns + 1}
-    order = [metric.viewer for metric in in_order("viewer")]
+    order = [metric.viewer for metric in in_order()]
     assert order == list(range(1, len(order) + 1))
 
 

@@ -252,9 +252,9 @@ def annotation(kept: Any) -> Any:
     if isinstance(kept, list):
         return reduce(or_, map(annotation, kept))
     if isinstance(kept, dict):
-        kind, of = next(iter(kept.items()))
-        made: Any = list if kind == "list" else Annotated
-        return made[annotation(of) if kind == "list" else (annotation(kind), Range(**of))]
+        ((kind, of),) = kept.items()
+        many: Any = list
+        return many[annotation(of)] if kind == "list" else Annotated[annotation(kind), Range(**of)]
     return dict(int=int, float=float).get(kept, Literal[kept])
 
 

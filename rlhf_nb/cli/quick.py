@@ -136,13 +136,14 @@ def check_values(name: str, names: list[str], flags: set[str], words: Sequence[s
                 check_there(f"--{option}", one)
 
 
-def check_run(name: str, run: str, described: bool) -> None:
-    "Raises FileNotFoundError or ValueError where a folder is not there, or not of a run."
+def check_run(name: str, run: str, later: bool) -> None:
+    """Raises FileNotFoundError or ValueError where a folder is not there, or not of a run; `later`:
+    columns or a tokenizer are given to read it by, or its first update is waited for."""
     if not Path(run).exists():
         raise FileNotFoundError(f"there is no folder {run}: give the output_dir of a run.")
     if name == "plot":
         steps_of(run)
-    elif not (name == "view" and (described or is_foreign(run))):
+    elif not (name == "view" and (later or is_foreign(run))):
         kept_rollouts(Path(run))
 
 
@@ -166,5 +167,7 @@ def answered(name: str, words: Sequence[str]) -> bool:
     if not {"-h", "help", "help_all"} & given:
         check_values(name, known, given, words)
         for run in takewhile(lambda word: word[:1] != "-", words) if own["runs"] else ():
-            check_run(name, run, any(re.match("--(columns|tokenizer)", word) for word in words))
+            check_run(
+                name, run, any(re.match("--(columns|tokenizer|live)", word) for word in words)
+            )
     return False

@@ -19,6 +19,7 @@ from rlhf_nb.base.files import DEMO_MARK, OVERWRITE, writable
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
+from rlhf_nb.training.kept import left_out, rollout_files
 
 if TYPE_CHECKING:
     from rlhf_nb.rollout import Rollout
@@ -129,6 +130,15 @@ def show(page: Path, no_browser: bool) -> None:
     print(f"rlhf-nb view: {harmless(str(page))}{unseen}")
 
 
+def wait_for_first(folder: Path) -> None:
+    "Where a demo has not come to its first update, wait for it."
+    waits = lambda: (folder / DEMO_MARK).is_file() and not rollout_files(folder)
+    if waits():
+        print("rlhf-nb view: a demo before its first update: waiting for it", flush=True)
+    while waits():
+        time.sleep(POLL)
+
+
 def follow(browser: RunBrowser, last: int, write: Callable[[], object]) -> None:
     "Write the page again after each new update, until the run is done or somebody stops it."
     from rlhf_nb.training.logs import planned_updates
@@ -146,7 +156,7 @@ def follow(browser: RunBrowser, last: int, write: Callable[[], object]) -> None:
                     what = "the result" if seen[0] == now[0] else f"update {now[0]}"
                     seen = now
                     print(f"rlhf-nb view: {what} is in the page: reload it", flush=True)
-            except (OSError, ValueError) as error:  # a stage of a demo that is over is moved
+            except (FileNotFoundError, ValueError) as error:  # a demo moves a stage that is over
                 print(f"rlhf-nb view: {harmless(str(error))}; once more", flush=True)
 
 
@@ -169,7 +179,6 @@ def view_command(words: Sequence[str]) -> None:
         writable(path, "--output", options.overwrite)
     from rlhf_nb.base.loading import pretrained_tokenizer  # seconds that `--help` does not wait for
     from rlhf_nb.cli.models import require_name
-    from rlhf_nb.training.kept import left_out, rollout_files
     from rlhf_nb.ui.episodes import notes_of
     from rlhf_nb.ui.foreign import parse_columns
     from rlhf_nb.ui.run_files import ranges_of
@@ -186,8 +195,8 @@ def view_command(words: Sequence[str]) -> None:
         with require_name("--tokenizer", options.tokenizer) as name:
             tokenizer = pretrained_tokenizer(name)
     objective = None if options.objective is None else parse_objective(options.objective)
-    while options.live and (folder / DEMO_MARK).is_file() and not rollout_files(folder):
-        time.sleep(POLL)  # a demo before its first update
+    if options.live:
+        wait_for_first(folder)
     browser = browse(options.run, options.other, columns, tokenizer, objective)
     last = max(browser.run.files)
     options.update = options.update and [last if k == -1 else k for k in options.update]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -109,4 +109,8 @@ def alarms_of(logs: Iterable[Mapping[str, Any]]) -> list[Alarm]:
     if len(updates) < 2:
         return []
     frame = pd.DataFrame(updates)
-    return hacking_alarms(frame.assign(update=frame["step"] - 1) if "step" in frame else frame)
+    if "step" not in frame:
+        return hacking_alarms(frame)
+    found = hacking_alarms(frame.assign(update=frame["step"] - 1))
+    also = "{0.sentence} The log counts it as {1}."
+    return [replace(one, sentence=also.format(one, one.update + 1)) for one in found]

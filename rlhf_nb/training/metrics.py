@@ -584,9 +584,9 @@ def combine(name: str, values: Sequence[float]) -> float:
     return max(values) if over == "max" else values[-1]
 
 
-def in_order(of: str) -> list[Metric]:  # of "viewer"
-    "The metrics that are drawn there, in their order."
-    return sorted((m for m in METRICS.values() if getattr(m, of)), key=attrgetter(of))
+def in_order() -> list[Metric]:
+    "The metrics that the viewer draws, in its order."
+    return sorted((m for m in METRICS.values() if m.viewer), key=attrgetter("viewer"))
 
 
 def healthy(metric: str, value: float, first: bool = False) -> bool:

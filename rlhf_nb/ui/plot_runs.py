@@ -45,7 +45,7 @@ def choose_metrics(logs: Sequence[Log], patterns: Sequence[str] | None = None) -
     known = [name for name in known if name not in ("step", "episode", "epoch")]
     if patterns is None:
         moved = lambda name: len({row[name] for log in logs for row in log if name in row}) > 1
-        main = [metric.name for metric in in_order("viewer") if metric.name in known]
+        main = [metric.name for metric in in_order() if metric.name in known]
         return list(filter(moved, main)) or list(filter(moved, known)) or known
     matches = {p: [name for name in known if fnmatch(name, p)] for p in patterns}
     if empty := next((p for p, match in matches.items() if not match), None):

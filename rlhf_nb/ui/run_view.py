@@ -129,7 +129,7 @@ def curve_figure(metric: str, points: Points, run: Run) -> str:
 
 
 Names = Sequence[str] | None  # of metrics; None: all
-VIEWER_CURVES = tuple(metric.short[0] for metric in in_order("viewer"))  # those that are logged
+VIEWER_CURVES = tuple(metric.short[0] for metric in in_order())  # those that are logged
 
 
 def chosen_curves(run: Run, names: Names) -> list[str]:

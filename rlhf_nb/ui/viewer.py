@@ -157,7 +157,7 @@ def curves_of(
     "The metrics that were logged, as curves over the updates: a line a run, all on one axis."
     finite = {run: x.replace([math.inf, -math.inf], math.nan) for run, x in lines.items()}
     logged: list[tuple[Metric, list[dict[str, Any]]]] = []
-    for metric in in_order("viewer"):
+    for metric in in_order():
         drawn = [
             dict(run=run, which=i, points=frame[["update", metric.name]].dropna().values.tolist())
             for i, (run, frame) in enumerate(finite.items())
@@ -204,6 +204,7 @@ def _chosen_updates(files: Sequence[int], updates: int | Sequence[int], odd: set
 
 
 def nearest(updates: Iterable[int], update: int) -> int:
+    "The update nearest to another one."
     return min(updates, key=lambda other: abs(other - update))
 
 
@@ -238,6 +239,7 @@ class RunBrowser:
         return listed + [dict(name=str(u), update=u, **of_other) for its in theirs for u in its]
 
     def rollout_of(self, one: Mapping[str, Any]) -> Rollout:
+        "The rollout of one of `updates`."
         return self.runs[one.get("run", 0)].rollout(one["update"])
 
     def head(self, updates: Sequence[Mapping[str, Any]], odd: Sequence[Suspect]) -> dict[str, Any]:
