@@ -53,13 +53,14 @@ def at_more(
     return page | {"cells": cells[:i]}, page | {"cells": cells[i:]}
 
 
-def reading_minutes(page: dict[str, Any]) -> float:
-    """Words / 180 + lines of code / 15, over all cells of a notebook, folded ones too. Blank lines,
-    directives (`#| export`) and Colab's first cell are not counted."""
+def reading_minutes(page: dict[str, Any], a_minute: tuple[int, int] = (WORDS, LINES)) -> float:
+    """Words, and lines of code, by those of a minute, over a whole notebook, folded ones too. Blank
+    lines, directives (`#| export`) and Colab's first cell are not counted."""
     words = sum(len(text.split()) for text in source_of(page, "markdown"))
     codes = (code for code in source_of(page, "code") if "google.colab" not in code)
     lines = [line.strip() for code in codes for line in code.splitlines()]
-    return words / WORDS + sum(bool(x) and not x.startswith("#|") for x in lines) / LINES
+    code = sum(bool(x) and not x.startswith("#|") for x in lines)
+    return words / a_minute[0] + code / a_minute[1]
 
 
 def thinking_minutes(page: dict[str, Any]) -> float:
