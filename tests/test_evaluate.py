@@ -835,13 +835,10 @@ def series(seed=0, n=30, **ends):
         stopped=(0.97, 0.99, 0.01),
         entropy=(1.0, 0.5, 0.05),
     )
-    return pd.DataFrame(
-        dict(update=np.arange(1, n + 1))
-        | {
-            name: a + (ends.get(name, b) - a) * t + noise * rng.normal(size=n)
-            for name, (a, b, noise) in curves.items()
-        }
-    )
+    run = pd.DataFrame(dict(update=np.arange(1, n + 1)))
+    for name, (a, b, noise) in curves.items():
+        run[name] = a + (ends.get(name, b) - a) * t + noise * rng.normal(size=n)
+    return run
 
 
 # catches: alarms in health: a threshold too near, noise taken for a trend
@@ -865,6 +862,16 @@ def test_a_hacked_run_raises_its_alarm(kind, end):
         assert hacking_alarms(series(seed, score=-2.0, **{kind: end})) == []
 
 
+# catches: an alarm because games got shorter, or because turns of one token hold an answer now; none
+# where turns no longer stop
+def test_stops_of_turns_are_a_share_of_them():
+    shorter = {"val/num_eos_tokens": np.linspace(90, 9, 30)}
+    for end, tokens, kinds in ((0.2, 5.0, ["stopped"]), (0.2, 1.0, []), (0.99, 5.0, [])):
+        turns = series(3, stopped=end).rename(columns=dict(stopped="turns/stopped"))
+        found = hacking_alarms(turns.assign(**shorter, **{"turns/tokens": tokens}))
+        assert [x.kind for x in found if re.search(r"share of turns .*\d\.$", str(x))] == kinds
+
+
 # catches: the trainer's names not known, log entries without a score that break the window, a
 # threshold that plays no part, an order by name
 def test_alarms_read_the_log_of_the_trainer():
@@ -880,9 +887,8 @@ def test_alarms_read_the_log_of_the_trainer():
         )
     ).drop(columns="repetition")
     log["val/num_eos_tokens"] *= 256
-    log = pd.concat([log, pd.DataFrame(dict(step=[10, 20], eval_score=[1.0, 2.0]))]).sort_values(
-        "step", ignore_index=True
-    )
+    evals = pd.DataFrame(dict(step=[10, 20], eval_score=[1.0, 2.0]))
+    log = pd.concat([log, evals]).sort_values("step", ignore_index=True)
     found = hacking_alarms(log)
     assert found == hacking_alarms(frame.drop(columns="repetition"))
     assert [a.kind for a in found] == ["kl", "length"]
