@@ -1230,7 +1230,7 @@ def test_what_is_answered_at_once(capsys, monkeypatch, tmp_path):
     wrong = f"""--kl_coef -1, --config no.yaml, --config {tmp_path}/wrong.yaml, --gamma, --gamma x,
         --reward_function no.py:f, --value_model_path no/, --reward_model_path docs"""
     lines = "judge --nope, plot docs, plot no, view docs, view docs no, replay docs, preflight"
-    lines += ", judge --dataset_name x --model_name_or_path y --judge_model ./no"
+    lines += ", ppo r.yaml, judge --dataset_name x --model_name_or_path y --judge_model ./no"
     ask = [["ppo", *enough, *x.split()] for x in wrong.split(",")]
     ask += map(str.split, lines.split(","))
     for words, code in (["ppo", "--help"], 0), (["demo", "-h"], 0), *((x, 2) for x in ask):

@@ -161,6 +161,8 @@ def answered(name: str, words: Sequence[str]) -> bool:
         given.add(key := flag[2:].replace("-", "_"))
         if not {key, key.removeprefix("no_")} & {*known, *own["refused"]}:
             raise ValueError(f"unrecognized arguments: {flag}.{suggestion(key, known, '--')} {see}")
+    if "config" in own["names"] and re.search(r"\.ya?ml$", recipe := "".join(words[:1])):
+        raise ValueError(f"a recipe is given by --config: rlhf-nb {name} --config {recipe}")
     absent = [text for text, names in own["required"].items() if not {*names} & given]
     if absent and not {"config", "dry_run", "help_all"} & given:
         raise ValueError(f"{'; '.join(absent)}. {see}")

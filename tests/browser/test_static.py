@@ -148,8 +148,7 @@ class File:
         return self.page.locator(".body > .text .token").all_inner_texts()
 
     def signals(self) -> list[str]:
-        options = self.page.locator(".signals option")
-        return options.evaluate_all("all => all.map(e => e.value).filter(Boolean)")
+        return self.each(".signals option", "all => all.map(e => e.value).filter(Boolean)")
 
     def signal(self) -> str:
         return self.page.locator(".signals").input_value()
@@ -160,10 +159,7 @@ class File:
             "() => document.querySelectorAll('.rows li').length === "
             "(parseInt(document.querySelector('.side .count').textContent) || 0)"
         )
-        return [
-            int(x)
-            for x in self.page.locator(".rows li").evaluate_all("all => all.map(e => e.dataset.id)")
-        ]
+        return [int(x) for x in self.each(".rows li", "all => all.map(e => e.dataset.id)")]
 
     def text(self, selector: str) -> str:
         return " ".join(self.page.inner_text(selector).split())
@@ -697,6 +693,14 @@ def test_what_if_without_a_kernel(files: dict[str, Path], read: Callable):
     file.reach("as it was")
     file.press("Enter")
     assert "Nothing is changed" in file.text(".panel")
+    for key in ("w", "Escape"):  # what was shown before it was opened is shown again
+        file.press("Escape")
+        file.page.locator(".signals").select_option("kl")
+        file.page.locator(".rows").focus()
+        file.press("w")
+        assert file.signal() == "advantages"
+        file.press(key)
+        assert file.signal() == "kl"
 
 
 # catches: an answer to another prompt, best and worst turned round, a change that is not marked

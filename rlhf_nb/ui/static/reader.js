@@ -226,7 +226,7 @@ const LETTERS = { t: "table", w: "what", g: "same", s: "plot", m: "note", "?": "
 const SPECIAL = /^\s*(<[^<>\s]+>|\[[A-Z_]+\])\s*$/;  // <eos>, </s>, <|endoftext|>, [SEP]
 const SIGHT = 14;  // lines of list and table that are drawn before the first picture, of the list after the chosen one
 const SHOWN_BY = [  // what is said of an update: the list that shows it
-  [/reached their stop/, { only: "cut off" }], [/answers grew|length/, { sort: "tokens", down: true }], [/KL/, { sort: "KL", down: true }],
+  [/answers that reached their stop/, { only: "cut off" }], [/turns that reached|answers grew|length/, { sort: "tokens", down: true }], [/KL/, { sort: "KL", down: true }],
   [/entropy/, { sort: "entropy" }], [/./, { sort: "score", down: true }],
 ];
 const UNFILTERED = { find: "", only: "all" };  // so that an episode that is gone to is in the list
@@ -984,9 +984,11 @@ export const reader = (root, source) => {
     if (absent && mine === visits) announce(lost = absent);
   };
   let latest = 0;
+  let lent = null;  // the signal in whose place the what-if shows advantages, until one is chosen
   const go = async changes => {
     const moved = changes.update !== undefined && changes.update !== at.update || !pack, relisted = LISTING.some(key => key in changes && changes[key] !== at[key]);
     Object.assign(at, changes);
+    if ("signal" in changes) lent = null;
     if (lost) announce(lost = "");
     if (moved) {
       const mine = ++latest;
@@ -1007,10 +1009,14 @@ export const reader = (root, source) => {
     if (moved) source.ahead?.(at.update);
     source.moved?.({ ...at });
   };
-  const toggle = key => go({
-    panel: at.panel === key ? "" : key,
-    ...(key === "what" && basis() && !["rewards", "advantages", "returns"].includes(at.signal) ? { signal: "advantages" } : {}),
-  });
+  const unfold = key => {
+    const lends = key === "what" && basis() && !["rewards", "advantages", "returns"].includes(at.signal);
+    const before = lends ? at.signal : null, signal = lends ? "advantages" : lent ?? at.signal;
+    const done = go({ panel: key, signal });
+    lent = before;
+    return done;
+  };
+  const toggle = key => unfold(at.panel === key ? "" : key);
   const relist = changes => go("sort" in changes || "down" in changes ? { ...changes, row: -1 } : changes);
   const beside = (all, here, by) => all[(all.indexOf(here) + by + all.length) % all.length];
   const stepBy = by => { if (list.length) go({ row: beside(list, current(), by).id }); };
@@ -1051,7 +1057,7 @@ export const reader = (root, source) => {
     if (e.key === "Escape") {
       if (typing || moves) toList();
       closeMenus();
-      if (at.panel) go({ panel: "" });
+      if (at.panel) unfold("");
       if (!typing && !moves && root.contains(on)) tool[0][1].focus({ preventScroll: true });
     } else if (typing || moves && /^(Arrow|\d)/.test(e.key) || (on.classList.contains("wide") || on === prompt || on === curves) && e.key.startsWith("Arrow")) return;
     else if (on.classList.contains("token") && /^Arrow(Left|Right)$/.test(e.key)) toToken(tokenAt() + (e.key === "ArrowLeft" ? -1 : 1));
