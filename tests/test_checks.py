@@ -50,7 +50,7 @@ EQUIVALENT = {
     r"my_shaping mask: mask.shape": "a mask of ones has the same shape",
     r"my_policy_loss clamp: .*(ratio.clamp|\| clipped)": "it is at most 1 + cliprange",
     r"my_(value_loss|update) minus: (real\.std|.* - returns →)": "it is squared",
-    r"my_value_loss name: values.clamp": "the larger of the two errors is the same number",
+    r"my_(value_loss|update) name: values.clamp.* → returns": "the larger error is the same number",
     r"my_update clamp: (ratio\.|-adv\w+ \| adv|.*\| (-adv\w+( \* near)? →|near|logprobs - |\(adv))": (
         "60 whitened numbers are below 5, the clipped ratio is below 2, the log-ratio below 10"
     ),
@@ -169,15 +169,6 @@ def test_right_passes(seed):
             assert verdict and verdict.text == one.praise and not verdict.seen, one.name
 
 
-def as_list(x):
-    "Tensors as lists, and numbers as they are."
-    return x.tolist() if isinstance(x, torch.Tensor) else x
-
-
-def as_numpy(x):
-    return x.detach().numpy() if isinstance(x, torch.Tensor) else x
-
-
 def as_scalar(x):
     "A number as numpy's own, or as a tensor with one axis."
     if isinstance(x, torch.Tensor) and x.ndim == 0:
@@ -188,8 +179,8 @@ def as_scalar(x):
 
 
 STYLES = {
-    "numpy": lambda x: as_numpy(x),
-    "lists": lambda x: as_list(x),
+    "numpy": lambda x: x.detach().numpy() if isinstance(x, torch.Tensor) else x,
+    "lists": lambda x: x.tolist() if isinstance(x, torch.Tensor) else x,
     "float64": lambda x: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x,
     "one number": as_scalar,
     "a list of tensors": lambda x: list(x) if isinstance(x, torch.Tensor) and x.ndim == 1 else x,
@@ -239,7 +230,6 @@ def test_several_results_may_be_a_list(seed):
 def test_no_wrong_answer_passes(judged, seed):
     assert not (passed := [one for one in judged if one.verdict]), lines(passed, seed)
     kinds = Counter(one.kind for one in judged)
-    print(dict(kinds))
     assert kinds.keys() == {"mistake", "mutant", "beginner", "fooled"} and kinds["mutant"] > 600
 
 
