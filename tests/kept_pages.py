@@ -89,7 +89,11 @@ def kept_pages() -> dict:
             refused=[],
         )
     pages["replay"]["refused"] = pages["ppo"]["names"]  # by the command itself, which says why
-    lines = [f'{x}) words="--{" --".join(y["names"])}" ;;' for x, y in pages.items()]
+    lines = []
+    for name, its in pages.items():
+        shown = [flags[0][2:] for told in its["page"]["groups"].values() for flags, _ in told]
+        words = " ".join(f"--{x}" for x in dict.fromkeys([*its["names"], *filter(None, shown)]))
+        lines.append(f'{name}) words="{words}" ;;')
     made = COMPLETION.format(commands=" ".join(pages), options="\n    ".join(lines))
     return pages | dict(completion=made)
 

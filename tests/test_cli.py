@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
+from unittest.mock import Mock
 
 import forks
 import numpy as np
@@ -82,11 +83,8 @@ def other(field: dataclasses.Field, hint: object, parser) -> tuple[list[str], ob
     if get_origin(parser.ranges.get(field.name)) is Literal:
         hint = parser.ranges[field.name]
     if get_origin(hint) is Literal or action.choices:
-        value = next(
-            str(x)
-            for x in (get_args(hint) if get_origin(hint) is Literal else action.choices)
-            if x != default
-        )
+        choices = get_args(hint) if get_origin(hint) is Literal else action.choices
+        value = next(str(x) for x in choices if x != default)
         return [value], value
     enum = next((k for k in kinds if isinstance(k, type) and issubclass(k, Enum)), None)
     if enum:
@@ -247,8 +245,7 @@ def test_the_launchers_say_what_they_are_called():
         path = cli.RECIPES / f"{name}.yaml"
         config = load_config_from_file(str(path))
         first = next(line for line in path.read_text().splitlines() if not line.startswith("#"))
-        assert config.distributed_type == kind
-        assert config.num_processes == 8
+        assert config.distributed_type == kind and config.num_processes == 8
         assert first == "num_processes: 8"
         if kind == "DEEPSPEED":
             assert config.deepspeed_config["zero_stage"] == int(name[-1])
@@ -267,17 +264,10 @@ def test_flags_override_the_file():
         "kl_coef: 0.1\nsave_strategy: no\nnum_ppo_epochs: 2\nppo:\n  kl_coef: 0.2\n  "
         "reward_weights: [1, -2]\nsft:\n  max_length: 9\n"
     )
-    for words in (
-        ["--config", "a.yaml", "--num_ppo_epochs", "3"],
-        ["--num_ppo_epochs=3", "--config=a.yaml"],
-    ):
-        *_, args = parse("ppo", words)
-        assert (args.kl_coef, args.num_ppo_epochs, args.save_strategy, args.reward_weights) == (
-            0.2,
-            3,
-            "no",
-            [1.0, -2.0],
-        )
+    for words in ("--config a.yaml --num_ppo_epochs 3", "--num_ppo_epochs=3 --config=a.yaml"):
+        *_, args = parse("ppo", words.split())
+        assert (args.kl_coef, args.num_ppo_epochs, args.save_strategy) == (0.2, 3, "no")
+        assert args.reward_weights == [1.0, -2.0]
 
 
 @pytest.mark.parametrize(
@@ -289,6 +279,7 @@ def test_flags_override_the_file():
         ("lr_scheduler_type: linaer", "invalid choice"),
         ("kl_coef: [1, 2]", "kl_coef takes one value"),
         ("kl_coef: -1", "kl_coef is -1.0: give a finite number"),
+        ("kl_coef: null", "kl_coef is null: give a value, or leave the line out"),
         ("- kl_coef", "expected lines such as"),
         ("a: [", "a.yaml"),
         ("a: " + "[" * 10**4, "a.yaml: it is deep, or long with its"),
@@ -299,10 +290,7 @@ def test_flags_override_the_file():
 def test_a_file_that_cannot_be(capsys, text, said):
     Path("a.yaml").write_text(text)
     code, out, err = say(capsys, "ppo --config a.yaml --output_dir run")
-    assert code == 2
-    assert said in err
-    assert err.startswith("rlhf-nb ppo: ")
-    assert out == ""
+    assert code == 2 and said in err and err.startswith("rlhf-nb ppo: ") and out == ""
     assert os.listdir() == ["a.yaml"]
 
 
@@ -537,8 +525,7 @@ def test_ppo_is_given_what_the_flags_say(parts, monkeypatch, tmp_path):
         lora.task_type,
         seen["value_peft_config"],
     ) == (3, 5, "all-linear", "CAUSAL_LM", None)
-    assert len(seen["train_dataset"]) == 24
-    assert len(seen["eval_dataset"]) == 5
+    assert len(seen["train_dataset"]) == 24 and len(seen["eval_dataset"]) == 5
     assert seen["reward_processing_class"].name_or_path == f"{parts}/reward"
     assert "facts" in seen["train_dataset"].column_names
 
@@ -718,18 +705,15 @@ def test_the_published_judging_run(parts, capsys, endpoint, monkeypatch):
         "--dataset_name rows.jsonl --response_length 4 --prices 1000 1000 --output out/all.csv"
     )
     code, out, _ = say(capsys, line)
-    assert code == 0
+    assert code == 0 and "cost 2.2000" in out and len(endpoint.asked) == 200
     assert out.splitlines()[-1] == "Model win rate: 33.00% (95% interval 24.6 to 42.7)"
-    assert "cost 2.2000" in out
-    assert len(endpoint.asked) == 200
     assert len(Path("judgings.jsonl").read_text().splitlines()) == 200
     table = pd.read_csv("out/all.csv", keep_default_na=False)
     assert table["verdict"].tolist() == [1.0] * 33 + [0.0] * 67
     assert set(table["compared with"]) == {" REFERENCE"}
     code, out, _ = say(capsys, line + " --one_order")
-    assert code == 0
+    assert code == 0 and len(endpoint.asked) == 200
     assert out.splitlines()[-1].startswith("Model win rate: 33.00%")
-    assert len(endpoint.asked) == 200
 
 
 def test_other_judges(parts, capsys):
@@ -960,14 +944,10 @@ def test_the_plot_command(capsys):
     assert "2 metrics of 2 runs in figures/all.png" in out and "'*' draws all" in out
     assert sorted(os.listdir("figures")) == ["all.png", "all.svg"]
     first = Path("figures/all.svg").read_text()
-    assert (
-        say(capsys, "plot a_seed0 a_seed1 --output figures/all")[0] == 0
-        and Path("figures/all.svg").read_text() == first
-    )  # the same bytes again
-    assert plot_runs.choose_metrics([steps_of("a_seed0")], ["*_score", "objective/*"]) == [
-        "eval_score",
-        "objective/scores",
-    ]
+    assert say(capsys, "plot a_seed0 a_seed1 --output figures/all.png")[0] == 0
+    assert Path("figures/all.svg").read_text() == first  # the same bytes again
+    chosen = plot_runs.choose_metrics([steps_of("a_seed0")], ["*_score", "objective/*"])
+    assert chosen == ["eval_score", "objective/scores"]
     code, _, err = say(capsys, "plot a_seed0 --metrics objectiv/scores")
     assert code == 2 and "Did you mean objective/scores?" in err
 
@@ -1101,9 +1081,7 @@ def test_view(ppo, capsys, monkeypatch):
     again = say(capsys, "view run/rollouts.html")  # the page itself is opened, and stays
     assert again == (0, "rlhf-nb view: run/rollouts.html\n", "")
     assert opened == [Path("run/rollouts.html").resolve().as_uri()] * 2
-    assert "run/rollouts.html" in out
-    assert page.count("<script") == 2
-    assert "<b>bold" not in page
+    assert "run/rollouts.html" in out and page.count("<script") == 2 and "<b>bold" not in page
     assert [one["name"] for one in data["updates"]] == ["0", "1", "2"]
     assert "Content-Security-Policy" in page
     header, _ = unpacked(data["updates"][1]["packed"])
@@ -1127,10 +1105,10 @@ def test_view(ppo, capsys, monkeypatch):
         assert code and "lam" in err
     Path("run/rollouts.html").unlink()
     code, out, _ = say(capsys, "view run --terminal --update 1 --episodes 3")
-    assert code == 0
-    assert "Update 1" in out
-    assert "[red]" in out
+    assert code == 0 and "Update 1" in out and "[red]" in out
     assert not Path("run/rollouts.html").exists()
+    assert "--terminal shows one run" in say(capsys, "view run run --terminal")[2]
+    assert "--objective lamm=1: unrec" in say(capsys, "view run --terminal --objective lamm=1")[2]
     assert out.count("stopped") + out.count("cut off") == 3
     for more in ("", " --update last"):
         code, out, _ = say(capsys, "view run --terminal" + more)
@@ -1142,18 +1120,26 @@ def test_view(ppo, capsys, monkeypatch):
         shutil.copy(path, f"ranks/rollouts/update-00000-rank{rank}.safetensors")
     code, out, _ = say(capsys, "view ranks --terminal --episodes 1000")
     assert code == 0 and out.count("stopped") + out.count("cut off") == 3 * len(r)
+    path.write_bytes(path.read_bytes()[:1000])
+    assert f"{path.name} is left out: it is damaged" in say(capsys, "view run --no-browser")[1]
 
 
-# catches: a demo whose page leaves out what it came to; a second page beside it
+# catches: a demo whose page leaves out what it came to; a second page beside it; the result and the
+# curves of a demo over the rollouts of a run that was written into its folder later
 def test_the_page_of_a_demo_begins_with_its_result(ppo, capsys):
     ppo(save_rollouts=True, output_dir=str(Path("run/ppo").resolve())).train()
     capsys.readouterr()
-    Path("run/demo.json").write_text("{}")
+    for name in ("demo.json", "ppo/manifest.json"):
+        Path("run", name).write_text("{}")
     code, out, _ = say(capsys, "view run --no-browser --output result.html")
     assert (code, out) == (0, "rlhf-nb view: result.html\n")
     assert not list(Path("run").glob("*.html"))
     page = Path("result.html").read_text()
     assert page.index("<h1>Run run</h1>") < page.index("No verdict yet") < page.index('id="app"')
+    assert "cannot be drawn: it has logged nothing" in say(capsys, "plot run")[2]
+    Path("run/ppo/manifest.json").unlink()
+    assert say(capsys, "plot run")[0] == say(capsys, "view run --no-browser")[0] == 0
+    assert "Another run wrote into ppo since" in Path("run/rollouts.html").read_text()
 
 
 # ---- Help ----
@@ -1428,17 +1414,20 @@ def test_a_script_of_the_documentation_suggests_its_command(capsys, name):
     assert code == 2 and "Did you mean ppo?" in err
 
 
-def test_launch_knows_recipes_by_name(monkeypatch, capsys, tmp_path):
+def test_launch_knows_commands_and_recipes_by_name(monkeypatch, capsys, tmp_path):
     seen = []
     monkeypatch.setattr("accelerate.commands.launch.launch_command", seen.append)
     monkeypatch.chdir(tmp_path)
-    for flag in ("--config_file zero2", "--config_file=zero2.yaml"):
-        code, *_ = say(capsys, f"launch {flag} -m rlhf_nb.cli ppo --config tldr_pythia_1b.yaml")
+    for words in ("--config_file zero2 ppo", "--config_file=zero2.yaml -m rlhf_nb.cli ppo"):
+        code, *_ = say(capsys, f"launch {words} --config tldr_pythia_1b.yaml")
         assert code == 0 and seen[-1].config_file == str(cli.RECIPES / "zero2.yaml")
         assert seen[-1].training_script == "rlhf_nb.cli" and seen[-1].module
         assert seen[-1].training_script_args == ["ppo", "--config", "tldr_pythia_1b.yaml"]
     code, _, err = say(capsys, "launch --config_file zero4.yaml -m rlhf_nb.cli ppo")
     assert code == 2 and "there is no such file. Did you mean zero" in err
+    failed = subprocess.CalledProcessError(3, "ppo")
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", Mock(side_effect=failed))
+    assert say(capsys, "launch ppo") == (3, "", "")
 
 
 @pytest.mark.parametrize(

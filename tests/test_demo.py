@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from rlhf_nb import cli, replay
 from rlhf_nb.checkpoint import stage_folder
 from rlhf_nb.cli import demo_stages
-from rlhf_nb.cli.demo import demo
+from rlhf_nb.cli.demo import demo, demo_command
 from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoRun, DemoSettings
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.metrics import SEEDS
@@ -459,6 +459,15 @@ def test_a_run_from_a_model_says_so(start, said, tmp_path):
     weights = load_file(tmp_path / "run" / "sft" / "model.safetensors")
     kept = load_file(STARTING_MODEL / "model.safetensors")
     assert weights.keys() == kept.keys() and all(weights[k].equal(kept[k]) for k in kept)
+
+
+# catches: settings that were typed and are replaced by those of --quick, as they are the usual ones
+def test_quick_keeps_what_was_typed(monkeypatch):
+    seen: list[DemoSettings] = []
+    monkeypatch.setattr("rlhf_nb.cli.demo.demo", lambda settings, fresh: seen.append(settings))
+    demo_command("--quick --kl_coef 0.05 --posts=24000 --threads 0".split())
+    assert (seen[0].kl_coef, seen[0].posts) == (0.05, 24_000)
+    assert (seen[0].batch, seen[0].temperature, seen[0].starting_model) == (128, 1.0, "kept")
 
 
 # catches: kept results that miss a seed, or claim what their rows do not say

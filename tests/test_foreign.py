@@ -348,6 +348,7 @@ def test_what_is_refused(tmp_path):
         (lambda: view(ROWS, columns=dict(anser="answer")), "called 'anser'.*of prompt, response"),
         (lambda: view(ROWS), r"columns 'question', 'answer'.*--columns prompt="),
         (lambda: parse_columns(["question"]), "write what it is"),
+        (lambda: parse_columns(["prompt=a,prompt=b"]), "given twice"),
         (lambda: view(steps), "row 1: its step is 'x'.*step="),
         (lambda: view([dict(response="a")], update=7), r"no update 7.*\[0\]"),
         (

@@ -34,7 +34,7 @@ COMMANDS = {  # name -> its line in `rlhf-nb --help`; each is `<name>_command` i
 }
 MORE = {
     "course": "copy the notebooks of the course into a FOLDER, to run them there",
-    "launch": "one of these on several GPUs: accelerate launch, with recipes by their names",
+    "launch": "accelerate launch of a COMMAND on several GPUs, with recipes by their names",
     "completion": '`eval "$(rlhf-nb completion bash)"` completes commands and options',
 }
 STOPPED = {  # what Ctrl-C leaves behind

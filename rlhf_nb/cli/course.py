@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from importlib.metadata import metadata
 from pathlib import Path
+from shlex import quote
 
 from rlhf_nb.base.terminal import harmless
 
@@ -16,7 +17,7 @@ PLACES = PACKAGE / "course", PACKAGE.parent / "nbs" / "course"  # of the wheel, 
 
 def course(words: Sequence[str]) -> int:
     "`rlhf-nb course`. Raises ValueError where a notebook would be overwritten, or none came along."
-    if len(words) != 1 or words[0].startswith("-"):
+    if len(words) != 1 or words[0].startswith("-") or not words[0].strip():
         print(USAGE)
         return 0 if {*words} & {"-h", "--help"} else 2
     folder, pages = Path(words[0]), [page for place in PLACES for page in place.glob("*.ipynb")]
@@ -27,6 +28,6 @@ def course(words: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for page in pages:
         shutil.copy(page, folder)
-    first = folder / min(page.name for page in pages)
+    first = quote(str(folder / min(page.name for page in pages)))
     print(harmless(f"rlhf-nb course: {len(pages)} notebooks. Begin with: jupyter lab {first}"))
     return 0

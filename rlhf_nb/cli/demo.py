@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rlhf_nb.base.fields import Index, setting
 from rlhf_nb.base.files import read_object
-from rlhf_nb.cli.demo_run import DemoRun, DemoSettings, check_settings, with_quick
+from rlhf_nb.cli.demo_run import QUICK, DemoRun, DemoSettings, check_settings
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.training.folders import run_lock
@@ -35,7 +35,7 @@ class DemoArguments:
     quick: bool = setting(
         False,
         "In about a minute: from a fine-tuned model that comes with the package, with fewer labels "
-        "and answers.",
+        "and answers, at temperature 1 and kl_coef 0.2. What you give yourself stays.",
     )
     fresh: bool = setting(False, "Start over: delete what an earlier demo wrote in the folder.")
     threads: Index | None = setting(
@@ -112,9 +112,11 @@ def stages(run: DemoRun) -> dict[str, Any]:
 
 def demo_command(words: Sequence[str]) -> None:
     "`rlhf-nb demo`."
-    settings, options = demo_parser().settings(words)
-    if options.quick:
-        settings = with_quick(settings)
+    parser = demo_parser()
+    settings, options = parser.settings(words)
+    if options.quick:  # what was typed stays
+        parser.set_defaults(**QUICK)
+        settings = parser.settings(words)[0]
     check_settings(settings)
     if options.threads != 0:
         import torch

@@ -95,7 +95,7 @@ def print_end(
         console.print(terminal_text(text, console), style="dim" if kind == "small" else "")
     told = (
         f"\nAll stages: {duration(seconds)}. What to do next:\n"
-        f"  open {page}\n"
+        f"  open {shlex.quote(str(page))}\n"
         f"  rlhf-nb plot {shlex.quote(str(folder))}"
     )
     console.print(terminal_text(told, console), soft_wrap=True)

@@ -87,13 +87,6 @@ def kind_of(s: DemoSettings) -> str:
     return {usual: "usual", replace(usual, **QUICK): "quick"}.get(s, "")
 
 
-def with_quick(settings: DemoSettings) -> DemoSettings:
-    "The settings of `--quick`, where they were left as usual."
-    usual = DemoSettings()
-    left = {k: v for k, v in QUICK.items() if getattr(settings, k) == getattr(usual, k)}
-    return replace(settings, **left)
-
-
 def check_settings(s: DemoSettings) -> None:
     "Raises ValueError with the option and how to fix it."
     check_fields(s, "--")

@@ -113,17 +113,16 @@ class Parser(HfArgumentParser):
             settings = self.values(read_recipe(path, section))
             without_help = [word for word in words if word not in ("-h", "--help", "--help-all")]
             self.recipe, now = "", vars(self.parse_args(without_help))
-            names = (
-                w.partition("=")[0][2:].replace("-", "_") for w in without_help if w[:2] == "--"
-            )
-            typed = {name for name in names if now.get(name) not in (None, False)}
+            flags = [w[2:].partition("=")[0] for w in without_help if w[:2] == "--"]
+            typed = {x for w in flags if now.get(x := w.replace("-", "_")) not in (None, False)}
             for group in OPPOSITES:
                 if typed & {*group.split()}:
                     settings = {k: x for k, x in settings.items() if k not in group.split()}
             self.set_defaults(**settings)
         options = self.parse_args(words)
         for name, hint in self.ranges.items():
-            if wrong := complaint(f"--{name}", getattr(options, name, None), hint):
+            value = getattr(options, name, None)  # None: not given, or read as None where it may be
+            if value is not None and (wrong := complaint(f"--{name}", value, hint)):
                 self.error(wrong)
         return options
 
@@ -136,6 +135,8 @@ class Parser(HfArgumentParser):
                 self.error(f"{key} is for the command line alone: leave it out of the file")
             if name not in self.known:
                 self.error(unknown_key(key, self.known))
+            if value is None and NoneType not in kinds_of(self.hints.get(name, str)):
+                self.error(f"{key} is null: give a value, or leave the line out")
             if isinstance(value, list) and self.known[name].nargs != "+":
                 self.error(f"{key} takes one value, not a list")
             texts = [

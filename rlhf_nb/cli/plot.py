@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from rlhf_nb.base.fields import Count, setting
 from rlhf_nb.base.files import OVERWRITE, writable, write_text_atomic
@@ -20,8 +16,6 @@ from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from rlhf_nb.training.logs import Log
 
 
@@ -82,22 +76,10 @@ def remarks(logs: Mapping[str, Log], metrics: Sequence[str]) -> list[str]:
     return said
 
 
-def table(values: pd.DataFrame) -> Table:
-    "The last values, for a terminal."
-    made = Table(
-        title="Last values", box=SIMPLE_HEAD, title_justify="left", title_style="", header_style=""
-    )
-    for head in values:
-        made.add_column(str(head), justify="left" if head in ("metric", "name") else "right")
-    for row in values.itertuples(index=False):
-        cells = (f"{x:.4g}" if isinstance(x, float) else harmless(str(x)) for x in row)
-        made.add_row(*map(Text, cells))
-    return made
-
-
 def plot_command(words: Sequence[str]) -> None:
     "`rlhf-nb plot`."
     options = plot_parser().read(words)
+    options.output = re.sub(r"^\.$|\.(png|svg)$", "", options.output) or "plot"
     from matplotlib import rc_context  # seconds that `--help` does not wait for
 
     from rlhf_nb.training.logs import steps_of
@@ -110,9 +92,8 @@ def plot_command(words: Sequence[str]) -> None:
     of_run = {run: steps_of(run) for runs in groups.values() for run in runs}
     logs = {name: [of_run[run] for run in runs] for name, runs in groups.items()}
     metrics = choose_metrics([*of_run.values()], options.metrics)
-    said = remarks(
-        of_run, choose_metrics([*of_run.values()], options.metrics or ["*"])
-    )  # damaged settings are named before anything is written
+    every = choose_metrics([*of_run.values()], options.metrics or ["*"])
+    said = remarks(of_run, every)  # damaged settings are named before anything is written
     figure, output = plot_runs(logs, metrics, options.ncols), Path(options.output)
     svg: dict[str, Any] = dict(metadata=dict(Date=None, Creator="rlhf_nb"))
     png: dict[str, Any] = dict(metadata=dict(Software="rlhf_nb"), dpi=130)
@@ -122,7 +103,9 @@ def plot_command(words: Sequence[str]) -> None:
             write_text_atomic(f"{output}.{kind}", drawn.getvalue())
     main = [LOG_NAMES[name] for name in ("score", "KL", "length", "entropy")]
     short = metrics if options.metrics else [m for m in main if m in metrics] or metrics
-    Console(force_jupyter=False).print(table(last_values(logs, ["episode", *short])))
+    last = last_values(logs, ["episode", *short])
+    last = last.map(lambda x: f"{x:.4g}" if isinstance(x, float) else harmless(str(x)))
+    print(f"Last values\n{last.to_string(index=False)}")
     for line in said:
         print(harmless(line))
     if twice := len(options.runs) - len(of_run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 import yaml
@@ -26,8 +27,9 @@ def recipe_file(path: str, flag: str) -> Path:
     return file
 
 
-def launch(words: Sequence[str]) -> None:
-    "`accelerate launch`, whose --config_file may be a recipe of the package by its name."
+def launch(words: Sequence[str]) -> int:
+    """`accelerate launch` of a command or a script; --config_file may be a recipe of the package by
+    its name. What stopped one of the processes was told by it: here is only its exit code."""
     from accelerate.commands.launch import launch_command, launch_command_parser
 
     flag = "--config_file"
@@ -36,7 +38,15 @@ def launch(words: Sequence[str]) -> None:
     if flag in words[:-1]:
         at = words.index(flag) + 1
         words[at] = str(recipe_file(words[at], flag))
-    launch_command(launch_command_parser().parse_args(words))
+    options = launch_command_parser().parse_args(words)
+    if options.training_script in COMMANDS and not Path(options.training_script).exists():
+        options.training_script_args.insert(0, options.training_script)
+        options.training_script, options.module = "rlhf_nb.cli", True
+    try:
+        launch_command(options)
+    except CalledProcessError as error:
+        return error.returncode
+    return 0
 
 
 def read_recipe(path: str, command: str) -> dict[str, Any]:

@@ -52,7 +52,6 @@ def replay_parser() -> Parser:
     help_of = {f.name: f.metadata for f in fields(PPOConfig)}
     changeable = [(x, hints[x], field(default=None, metadata=help_of[x])) for x in CHANGEABLE]
     parser = Parser(ABOUT, ReplayArguments, make_dataclass("Changeable", changeable))
-    parser.ranges |= {name: parser.ranges[name] | None for name in CHANGEABLE}
     parser.add_argument("run", metavar="RUN", help="Folder of a run, before --options.")
     return parser
 

@@ -119,7 +119,9 @@ def parse_objective(text: str) -> Objective:
     from rlhf_nb.update import Objective
 
     typed = [f"--{pair.strip()}" for pair in text.split(",") if pair.strip()]
-    read = vars(Parser(ABOUT, Objective).read(typed))
+    parser = Parser(ABOUT, Objective)
+    parser.recipe = f"--objective {text}: "
+    read = vars(parser.read(typed))
     return Objective(**{f.name: read[f.name] for f in fields(Objective)})
 
 
@@ -165,8 +167,9 @@ def view_command(words: Sequence[str]) -> None:
     parser = view_parser()
     both = zip(["", *words], words)
     options = parser.read(["-1" if pair == ("--update", "last") else pair[1] for pair in both])
-    if options.terminal and options.output:
-        parser.error("--terminal writes nothing: leave out --output")
+    if options.terminal and (options.output or options.other):
+        what = "writes nothing: leave out --output" if options.output else "shows one run: give one"
+        parser.error(f"--terminal {what}")
     folder, tokenizer = Path(options.run), None
     if folder.suffix == ".html" and folder.is_file():
         return show(folder, options.no_browser)
@@ -214,8 +217,9 @@ def view_command(words: Sequence[str]) -> None:
         return
     write = partial(browser.save_html, path, options.update or 24, options.episodes)
     write()
-    for note in (browser.asks(), *notes_of(browser.run.rollout((options.update or [last])[-1]))):
-        print(f"rlhf-nb view: {harmless(note)}\n" * bool(note), end="")
+    told = notes_of(browser.run.rollout((options.update or [last])[-1]))
+    for note in (left_out(folder), browser.asks(), *told):
+        print(f"rlhf-nb view: {harmless(note.strip())}\n" * bool(note), end="")
     show(path, options.no_browser)
     if options.live:
         follow(browser, last, write)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ def find_checkpoint(folder: Path, update: int) -> Path:
     if f"checkpoint-{update}" not in saved:
         how = "save_start (--save_start)" if update == 0 else "save_steps=1 (--save_steps 1)"
         if (folder.parent / DEMO_MARK).is_file():
-            how = "`rlhf-nb demo --save_steps 1 --fresh`"
+            how = f"`rlhf-nb demo --save_steps 1 --fresh --output_dir {quote(str(folder.parent))}`"
         raise ValueError(
             f"{folder} has no checkpoint-{update}, the state before it: train with {how}.{can}"
         )

@@ -8,13 +8,18 @@ from typing import Any
 
 import pandas as pd
 
+_COUNTED = {  # what `stopped` is, and of what
+    "turns/stopped": ("the share of turns", ""),
+    "val/num_eos_tokens": ("answers", " an update"),
+    "stopped": ("answers", ""),
+}
 _COLUMNS = dict(
     update=("update", "step"),
     score=("score", "reward", "objective/raw_scores", "objective/scores"),
     length=("length", "tokens/response_length"),
     repetition=("repetition",),
     kl=("kl", "objective/kl"),
-    stopped=("stopped", "turns/stopped", "val/num_eos_tokens"),
+    stopped=(*_COUNTED,),
     entropy=("entropy", "policy/entropy_avg"),
 )
 
@@ -23,7 +28,7 @@ _SENTENCES = dict(
     length="answers grew from {0:.1f} to {1:.1f} tokens",
     repetition="repetition within answers went from {0:.1%} to {1:.1%}",
     kl="the KL from the reference went from {0:.1f} to {1:.1f} nats",
-    stopped="{2} that reached their stop fell from {0:.3g} to {1:.3g}",
+    stopped="{2} that reached their stop fell from {0:.3g} to {1:.3g}{3}",
     entropy="the entropy fell from {0:.2f} to {1:.2f} nats a token",
 )
 
@@ -43,10 +48,8 @@ def _select_curves(metrics: pd.DataFrame) -> pd.DataFrame:
             f"({', '.join(_COLUMNS['score'])}) and "
             f"one of {', '.join(name for short in list(_COLUMNS)[2:] for name in _COLUMNS[short])}."
         )
-    if "turns/tokens" in metrics and metrics["turns/tokens"].max() <= 1:
-        frame = frame.drop(
-            columns="stopped", errors="ignore"
-        )  # a turn of one token is an answer or a stop
+    if "turns/tokens" in metrics and metrics["turns/tokens"].max() <= 1:  # an answer or a stop
+        frame = frame.drop(columns="stopped", errors="ignore")
     frame = frame.astype(float).dropna(subset=["score"]).reset_index(drop=True)
     return frame if "update" in frame else frame.assign(update=range(len(frame)))
 
@@ -96,13 +99,10 @@ def hacking_alarms(
             continue
         at = int(alarmed.idxmax())
         update = int(frame["update"][at])
-        turns = "turns/stopped" in metrics
-        whose = "the share of turns" if turns else "answers"
-        fell = _SENTENCES[kind].format(start[kind], now[kind][at], whose)
-        count = kind == "stopped" and not turns and "val/num_eos_tokens" in metrics
+        of = next((x for name, x in _COUNTED.items() if name in metrics), ())
         sentence = (
             f"Update {update}: while the score rose from {start['score']:+.2f} to "
-            f"{now['score'][at]:+.2f}, {fell}{' an update' * count}."
+            f"{now['score'][at]:+.2f}, {_SENTENCES[kind].format(start[kind], now[kind][at], *of)}."
         )
         alarms.append(Alarm(kind, update, sentence))
     return sorted(alarms, key=lambda alarm: (alarm.update, alarm.kind))

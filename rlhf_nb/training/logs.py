@@ -10,7 +10,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_nb.base.files import checkpoints, log_history, read_jsonl, read_object
+from rlhf_nb.base.files import DEMO_MARK, checkpoints, log_history, read_jsonl, read_object
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,11 +79,18 @@ def _readable(lines: list[dict[str, Any]], run: Path) -> list[dict[str, Any]]:
     return kept
 
 
+def trained_again(demo: Path) -> bool:
+    "Whether another run wrote into a demo's `ppo`, which the demo had sealed, since then."
+    ppo = demo / "ppo"
+    return (demo / DEMO_MARK).is_file() and ppo.is_dir() and not (ppo / "manifest.json").is_file()
+
+
 def logged_rows(run: Path) -> list[dict[str, Any]]:
     """The lines of PPO, or of the one command that wrote the folder; none where it logged nothing.
     They are those of metrics.jsonl, which a resumed run cuts back to its checkpoint, else of
     trainer_state.json. Where the steps go back, a stretch was done again: the last attempt counts.
     Raises ValueError naming a damaged file."""
+    run = run / "ppo" if trained_again(run) else run
     own, state = run / "metrics.jsonl", newest_state(run)
     lines = read_jsonl(own) if own.is_file() else []
     lines = _readable(lines or (log_history(state) if state else []), run)

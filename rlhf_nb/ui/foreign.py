@@ -43,7 +43,10 @@ def parse_columns(words: Iterable[str]) -> dict[str, str]:
     if not all(equals for _, equals, _ in pairs):
         how = "write what it is and the column that has it, such as prompt=question,response=answer"
         raise ValueError(f"--columns has {words!r}: {how}. A sum is scores=a+b.")
-    return {name.strip(): column.strip() for name, _, column in pairs}
+    columns = {name.strip(): column.strip() for name, _, column in pairs}
+    if len(columns) < len(pairs):
+        raise ValueError(f"--columns has {words!r}: one of these is given twice. Keep one of them.")
+    return columns
 
 
 # What each trainer calls what a rollout has; "?" marks a column that its files may lack, and "*"

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from rlhf_nb.base.files import DEMO_MARK, read_object
+from rlhf_nb.training.logs import trained_again
 from rlhf_nb.ui.html import (
     data_table,
     element,
@@ -100,6 +101,8 @@ def demo_report(folder: Path, suspects: Sequence[Suspect] = ()) -> str:
     What is still to come is said in its place. Empty where no `rlhf-nb demo` wrote the folder."""
     if not (folder / DEMO_MARK).is_file():
         return ""
+    if trained_again(folder):
+        return missing_note("Another run wrote into ppo since: results.json is of the one before.")
     settings, results = (read_object(folder / f"{x}.json", {}) for x in ("settings", "results"))
     completions = completions_of_run(folder)
     examples = examples_section(completions)
