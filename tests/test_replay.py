@@ -419,7 +419,7 @@ def test_the_command(run, capsys):
     [
         ("--temperature 0.5", "--temperature cannot be changed in a replay"),
         ("--model-adapter-name x", "--model_adapter_name cannot .*models"),
-        ("--lam 2", r"--lam is 2.0: give a finite number from 0 to 1\. See"),
+        ("--lam 2", r"--lam is 2.0: give a finite number of at least 0, up to 1\. See"),
         ("--update 9", "no rollout of update 9"),
     ],
 )
