@@ -1423,7 +1423,7 @@ def test_launch_knows_commands_and_recipes_by_name(monkeypatch, capsys, tmp_path
         assert code == 0 and seen[-1].config_file == str(cli.RECIPES / "zero2.yaml")
         assert seen[-1].training_script == "rlhf_nb.cli" and seen[-1].module
         assert seen[-1].training_script_args == ["ppo", "--config", "tldr_pythia_1b.yaml"]
-    code, _, err = say(capsys, "launch --config_file zero4.yaml -m rlhf_nb.cli ppo")
+    code, _, err = say(capsys, "launch --config_file zero4.yaml ppo")
     assert code == 2 and "there is no such file. Did you mean zero" in err
     failed = subprocess.CalledProcessError(3, "ppo")
     monkeypatch.setattr("accelerate.commands.launch.launch_command", Mock(side_effect=failed))

@@ -52,7 +52,7 @@ def overview() -> str:
     recipes = ", ".join(sorted(path.name for path in RECIPES.glob("*.yaml")))
     more = (
         "`rlhf-nb COMMAND --help` explains a command. On several GPUs: rlhf-nb launch "
-        "--config_file ddp.yaml -m rlhf_nb.cli COMMAND ... Recipes of the package, in "
+        "--config_file ddp.yaml COMMAND ... Recipes of the package, in "
         f"{RECIPES}: {recipes}."
     )
     head = "usage: rlhf-nb COMMAND [--OPTION VALUE ...]\n\nLearn, run and trust RLHF with PPO.\n"

@@ -42,7 +42,7 @@ ABOUT = About(
     "update's episodes are kept for `rlhf-nb view`. " + TRAINED,
     examples=(
         "rlhf-nb ppo --config mini_tldr.yaml --kl_coef 0.02 --output_dir runs/ppo",
-        "rlhf-nb launch --config_file zero2.yaml -m rlhf_nb.cli ppo --config tldr_pythia_1b.yaml",
+        "rlhf-nb launch --config_file zero2.yaml ppo --config tldr_pythia_1b.yaml",
     ),
     options={
         "data and models": (

@@ -167,7 +167,7 @@ class Source:
         if ranks != (made_by := len(self.rollouts)):
             raise ValueError(
                 f"update {self.update} was made by {made_by} processes, and this is {ranks}: use "
-                f"rlhf-nb launch --num_processes {made_by} -m rlhf_nb.cli replay ..."
+                f"rlhf-nb launch --num_processes {made_by} replay ..."
             )
         return Rollout.load(self.rollouts[rank])
 
