@@ -80,9 +80,10 @@ def _readable(lines: list[dict[str, Any]], run: Path) -> list[dict[str, Any]]:
 
 
 def trained_again(demo: Path) -> bool:
-    "Whether another run wrote into a demo's `ppo`, which the demo had sealed, since then."
+    "Whether another run logged into a demo's `ppo`, which the demo had sealed, since then."
     ppo = demo / "ppo"
-    return (demo / DEMO_MARK).is_file() and ppo.is_dir() and not (ppo / "manifest.json").is_file()
+    again = (ppo / "metrics.jsonl").is_file() and not (ppo / "manifest.json").is_file()
+    return again and (demo / DEMO_MARK).is_file()
 
 
 def logged_rows(run: Path) -> list[dict[str, Any]]:
