@@ -70,7 +70,7 @@ def test_the_end_is_one_screen(world):
     assert len(lines) < 60 and "3 of 30 test posts" in text
     assert lines[-3:] == [
         "All stages: 47.2 s. What to do next:",
-        "  open my run/rollouts.html",
+        "  open 'my run/rollouts.html'",
         "  rlhf-nb plot 'my run'",
     ]
     told = " ".join(text.split())
