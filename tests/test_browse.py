@@ -494,7 +494,7 @@ def test_what_is_too_much_for_a_file_is_said_and_cut(tmp_path, monkeypatch):
     monkeypatch.setattr("rlhf_nb.ui.viewer.MOST_TOKENS", tokens // 2)
     cut = data()
     assert [one["name"] for one in cut["updates"]] == ["0", "2", "5"]
-    assert f"3 of 6 updates are in this file: all hold {tokens:,} tokens" in cut["said"]
+    assert f"3 of 6 updates are in this file: 6 hold {tokens:,} tokens" in cut["said"]
     assert len(data(updates=[0, 1, 2, 3, 4, 5])["updates"]) == 6
     assert len(data(episodes=2)["updates"]) == 6
 

@@ -353,7 +353,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
             viewer=8,
             term="explained variance",
             meaning="The share of the variance of the returns that the values predict: 1 is all "
-            "(a constant error does not show), 0 is no better than a constant.",
+            "(with lam = 1 a constant error does not show), 0 is no better than a constant.",
         ),
     ),
     "written": (

@@ -359,15 +359,14 @@ class RunBrowser:
         log = log_or_means(self.run)
         of_run = run_suspects(log, counted=self.run.counted)
         odd = {nearest(files, one.update) for one in of_run}
-        chosen, said = _chosen_updates(files, updates, odd), ""
+        chosen, why, some = _chosen_updates(files, updates, odd), "", isinstance(updates, int)
         tokens = int(self.run.numbers(chosen)["length"].sum())
-        if isinstance(updates, int) and episodes is None and tokens > MOST_TOKENS:
-            fewer = _chosen_updates(files, max(1, len(chosen) * MOST_TOKENS // tokens), odd)
-            said = (
-                f"{len(fewer)} of {len(chosen)} updates are in this file: all hold {tokens:,} "
-                f"{self.run.counted}, and a file takes {MOST_TOKENS:,}. --update names others."
-            )
-            chosen = fewer
+        if some and episodes is None and tokens > MOST_TOKENS:
+            hold = f"{len(chosen)} hold {tokens:,} {self.run.counted}"
+            why = f": {hold}, and a file takes {MOST_TOKENS:,}"
+            chosen = _chosen_updates(files, max(1, len(chosen) * MOST_TOKENS // tokens), odd)
+        said = f"{len(chosen)} of {len(files)} updates are in this file{why}. --update has others."
+        said *= some and len(chosen) < len(files)
         suspects = [self.with_token(one) for one in suspects_of(self.run, chosen)]
         alarms = of_run or two_views(self.run.numbers(chosen))
         theirs = [{nearest(run.files, u) for u in chosen} for run in self.runs[1:]]

@@ -553,7 +553,8 @@ def test_every_character_of_an_answer_is_there_in_reading_order(tmp_path: Path, 
 
 
 # catches: tokens that the world wrote in the length of what the policy wrote, and its KL; an end
-# that is not told, or not found; turns sorted as text; a stop reason that no episode has
+# that is not told, or not found; turns sorted as text; a stop reason that no episode has; numbers
+# for tokens that the policy did not write; a search without a match that no key leaves
 def test_episodes_of_several_turns(tmp_path: Path, read: Callable):
     r = spoiled(record([[(2, 3), (1, 2)], [(1, 1)], [(1, 1)] * 11, [(3, 0)]]), 9.0)
     file = read(view(r).save_html(tmp_path / "one.html"))
@@ -564,12 +565,17 @@ def test_episodes_of_several_turns(tmp_path: Path, read: Callable):
     assert file.listed()[-1] == 2 and file.listed()[-2] == 0
     sort.select_option("tokens")
     assert file.listed() == [1, 0, 3, 2]
-    assert not {"truncated", "context"} & {*only.locator("option").all_inner_texts()}
+    assert not {"truncated", "context", "cut off"} & {*only.locator("option").all_inner_texts()}
     only.select_option("max_turns")
     assert file.listed() == [1, 3] and "1 turn, max_turns" in file.text(".page > .facts")
-    for how, which in (("lost", 0), ("won", 1)):
+    for how, which in (("won", 1), ("lost", 0)):
         only.select_option(how)
         assert file.listed() == [which]
+    file.page.locator(".text .masked").first.hover()
+    assert "not written by the policy" in file.text(".bubble")
+    file.page.get_by_label("Find").fill("no such text")
+    file.press("Escape", "Escape")
+    assert len(file.listed()) == 4
 
 
 # catches: a list sorted as text, an order that does not turn round, a place in the middle of the
@@ -595,7 +601,7 @@ def test_sorting_and_finding_by_keyboard(files: dict[str, Path], read: Callable)
         file.press("Control+A", "Delete")
         file.page.keyboard.type(text)
         assert len(file.listed()) == count, text
-        assert ("No episode matches." in file.text(".page > .facts")) == (count == 0)
+        assert ("No episode matches: Esc" in file.text(".page > .facts")) == (count == 0)
     only.select_option("score above")
     file.page.get_by_label("above", exact=True).fill("0.5")
     wanted = [i for i in range(63, -1, -1) if i % 5 == 3 and r.scores[i] > 0.5]

@@ -362,7 +362,7 @@ export const reader = (root, source) => {
     box.parentNode.classList.add("suspects");
     const jumps = part("ul", box);
     for (const one of odd) button(make("li", { parent: jumps }), one.sentence, () => { closeMenus(); goTo(one); });
-    if (first.row !== null) make("p", { parent: box, className: "legend", text: "The page opens at the first unusual episode. sd: standard deviations within updates, from the mean of the episode's own."
+    if (first.row !== null) make("p", { parent: box, className: "legend", text: "The page opens at the first unusual episode: of those paid clearly more than their update, one that is far out. sd: standard deviations within updates, from the mean of the episode's own."
       + (odd.some(one => one.sentence.includes("repetition")) ? " Repetition: share of runs of three tokens that came before in the answer." : "") });
   }
 
@@ -374,7 +374,7 @@ export const reader = (root, source) => {
   const sorts = () => [...new Set([...Object.keys(FIELDS), pack.unit, ...Object.keys(pack.columns)])]
     .filter(key => pack.rows.some(row => typeof value(row, key) === "number"));
   const RULES = {
-    all: () => true, "cut off": row => row.stopped === false, "bad form": row => row.badForm,
+    all: () => true, "cut off": row => row.stopped === false && !row.reason, "bad form": row => row.badForm,
     "invents a fact": row => known(row)?.invented.length,
     "score above": row => row.score !== null && row.score > at.above,
     "KL above": row => row.kl !== null && row.kl > at.above,
@@ -442,6 +442,7 @@ export const reader = (root, source) => {
   // ---- The text ----
 
   const current = () => list.find(row => row.id === at.row);
+  const answered = (row, t) => Boolean(row.reason && row.stored.masked[t]);  // what the world wrote has no signals
   const say = (token, row, its) => {
     point(token, its);
     bubble.replaceChildren();
@@ -451,7 +452,7 @@ export const reader = (root, source) => {
       const line = Object.entries(row.signals).filter(([key, x]) => key !== "clipped" || x[t]).map(([key, x]) => key === "clipped"
         ? `clipped ${x[t] > 0 ? "above" : "below"}` : `${nameOf(key)}${key === at.signal && differing ? ", difference" : ""} ${key === at.signal ? exact(x[t]) : shown(x[t])}`
           + (key.endsWith("logprobs") ? ` (${percent(Math.exp(x[t]))} %)` : ""));
-      about.append(`${all.length > 1 ? ` (part ${k + 1} of ${all.length})` : ""} token ${t + 1}: ${line.join(" · ")}`);
+      about.append(`${all.length > 1 ? ` (part ${k + 1} of ${all.length})` : ""} token ${t + 1}: ${answered(row, t) ? "not written by the policy" : line.join(" · ")}`);
     });
     placeBubble(bubble, token);
   };
@@ -572,7 +573,7 @@ export const reader = (root, source) => {
     turns.hidden = true;
     claims.textContent = "";
     panel.hidden = true;
-    if (!row) { facts.textContent = "No episode matches."; return; }
+    if (!row) { facts.textContent = "No episode matches: Escape shows all of them."; return; }
     const names = Object.keys(row.signals).filter(key => key !== "clipped"), claim = known(row);
     if (at.signal && !names.includes(at.signal)) at.signal = names[0] ?? "";
     facts.replaceChildren();
@@ -723,7 +724,7 @@ export const reader = (root, source) => {
       const line = make("tr", { onclick: () => toToken(i), onmouseenter: () => point(tokensOf()[i], its) });
       make("bdi", { parent: make("th", { parent: line, text: `${t + 1} `, scope: "row" }), text: part ? "·" : named(its.text.trim() || its.text) });
       names.forEach((key, k) => {
-        const x = row.signals[key][t];
+        const x = answered(row, t) ? null : row.signals[key][t];
         make("td", { parent: line, text: shown(x), title: exact(x), className: beyond(x, scales[k]) ? "beyond" : "" }).style.backgroundColor = tint(x, scales[k]);
       });
       return line;
@@ -734,8 +735,8 @@ export const reader = (root, source) => {
       if (wide.scrollHeight > wide.clientHeight + 2) corner.textContent = `token (${lines.length}, scroll)`;
     });
   };
-  const drawKeys = () => {
-    const listed = [...KEYS.map(([, key, does]) => [key, does]), ...Object.entries(LETTERS).map(([key, its]) => [key, `opens and closes ${PANELS[its]}`])];
+  const drawKeys = row => {
+    const listed = [...KEYS.filter(([keys]) => keys === "j k" ? row.marks?.length : keys !== "[ ]" || row.group.length > 1).map(([, key, does]) => [key, does]), ...Object.entries(LETTERS).map(([key, its]) => [key, `opens and closes ${PANELS[its]}`])];
     for (const [title, told] of [["Keys", listed], ["Words", WORDS]]) {
       make("h2", { parent: panel, text: title });
       const kept = make("dl", { parent: panel });
@@ -1012,9 +1013,8 @@ export const reader = (root, source) => {
   const unfold = key => {
     const lends = key === "what" && basis() && !["rewards", "advantages", "returns"].includes(at.signal);
     const before = lends ? at.signal : null, signal = lends ? "advantages" : lent ?? at.signal;
-    const done = go({ panel: key, signal });
+    go({ panel: key, signal });
     lent = before;
-    return done;
   };
   const toggle = key => unfold(at.panel === key ? "" : key);
   const relist = changes => go("sort" in changes || "down" in changes ? { ...changes, row: -1 } : changes);
@@ -1037,7 +1037,7 @@ export const reader = (root, source) => {
     ["", "1, 2, …", "the signal behind the text; once more: none"],
     ["", "← →", "from token to token, once one of them has the focus"],
     ["l", "l", "the next token in full colour; where none is, the one with most", () => toLarge()],
-    ["L", "L", "the token of the whole update with most of this signal", () => toLargest()],
+    ["L", "L", "the token of the whole update that is farthest from 0 in this signal", () => toLargest()],
     ["j k", "j and k", "the next turn, the one before", key => toTurn(turnNow + (key === "j" ? 1 : -1))],
     ["[ ]", "[ and ]", "the answer before and after it to the same prompt", key => alongGroup(key === "[" ? -1 : 1)],
     ["/", "/", "find in prompts and answers; Enter: in the next update that has it", () => { side.open = true; find.focus(); }],
@@ -1057,7 +1057,7 @@ export const reader = (root, source) => {
     if (e.key === "Escape") {
       if (typing || moves) toList();
       closeMenus();
-      if (at.panel) unfold("");
+      if (at.panel) unfold(""); else if (!list.length) go(UNFILTERED);
       if (!typing && !moves && root.contains(on)) tool[0][1].focus({ preventScroll: true });
     } else if (typing || moves && /^(Arrow|\d)/.test(e.key) || (on.classList.contains("wide") || on === prompt || on === curves) && e.key.startsWith("Arrow")) return;
     else if (on.classList.contains("token") && /^Arrow(Left|Right)$/.test(e.key)) toToken(tokenAt() + (e.key === "ArrowLeft" ? -1 : 1));
