@@ -267,17 +267,18 @@ def _worlds(g: Generator) -> list[Case]:
 
     stops, rates, prices = two(g, range(WORDS)), two(g, [11.0, 12.0, 13.0]), two(g, [0.3, 0.4, 0.5])
     # Token 1 is worse than most, and one step makes it more than 10 times as likely, because token
-    # 0 in the same place is worse still, and there are 27 of it.
+    # 0 in the same place is worse still, and there are 30 of it.
     policy = torch.tensor([0.0, -3.2, -8.0, -8.0, -8.0]) + normal(g, WORDS, WORDS, scale=0.05)
     models = policy, 20 + normal(g, WORDS), policy + normal(g, WORDS, WORDS, scale=0.1)
     rows = ((0,) * 10,) * 3 + ((2,) * 10,) * 3 + ((1, *[3] * 9),)
-    # Token 4 is worth about 20, its three bad answers are worth less and its good one more: the
-    # value in front of the good one moves away from its target.
-    rollout = ((3, 4),) * 4 + ((3, 2),) * 2 + ((3, 0),), rows, rows
+    rollout = ((3, 0),) * 3 + ((3, 2),) * 3 + ((3, 0),), rows, rows
+    # In the last world token 4 is worth about 20, its three bad answers are worth less and its good
+    # one more: the value in front of the good one moves away from its target. The steps are small.
     return [
         draw_world((5, 2, 4, 3), stops[0], 4, rates[0], prices[0], 10.0),
         draw_world((4, 1, 5, 3, 6), stops[1], 5, rates[1], prices[1], 1.0),
-        world(*models, 500.0, rollout, (-5.0, -22.0, 4.0, 0.0, 0.0), 3, prices[0], 2),
+        world(*models, 500.0, rollout, (-3.0, -16.0, 3.0, 0.0, 0.0), 3, prices[0], 2),
+        world(*models, 13.0, (((3, 4),) * 4, *[rows[:4]] * 2), (-5.0, 0, 4, 0, 0), 3, 0.3, 2),
     ]
 
 
